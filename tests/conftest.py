@@ -1,0 +1,59 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiny_envs  # noqa: F401  registers the environments
+import torch
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path, monkeypatch):
+    """Each test runs in an empty folder, in which `runs/` appears."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def write_policy(tmp_path):
+    """write_policy("Match-v0", "return obs") -> path of a policy file with that body."""
+
+    def write(env_id: str, body: str, name: str = "policy.py") -> str:
+        text = f"import numpy as np\nENV_ID = {env_id!r}\ndef policy(obs, step):\n    {body}\n"
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        return str(tmp_path / name)
+
+    return write
+
+
+@pytest.fixture
+def run(tmp_path):
+    """run("camel_td3.py", "--help") -> the finished process, without output of gymnasium's own deprecations."""
+
+    def start(script, *flags, cwd=tmp_path, **settings):
+        command = [sys.executable, str(ROOT / script), *map(str, flags)]
+        environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONPATH": str(ROOT / "tests")}
+        return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, **settings)
+
+    return start
+
+
+@pytest.fixture
+def small():
+    """Settings of a run that takes seconds and still makes updates."""
+    return dict(total_timesteps=200, learning_starts=120, batch_size=32, eval_episodes=1, eval_frequency=100)
+
+
+def newest_run() -> Path:
+    return max(Path("runs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+
+
+def trained(camel, **settings) -> dict:
+    """Train and return what `model.pt` holds."""
+    camel.train(camel.Args(**settings))
+    return torch.load(newest_run() / "model.pt")
+
+
+def same_weights(a: dict, b: dict) -> bool:
+    return all(torch.equal(a[part][name], b[part][name]) for part in ("actor", "qf") for name in a[part])
