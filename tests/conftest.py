@@ -34,7 +34,9 @@ def run(tmp_path):
     def start(script, *flags, cwd=tmp_path, **settings):
         command = [sys.executable, str(ROOT / script), *map(str, flags)]
         environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONPATH": str(ROOT / "tests")}
-        return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, **settings)
+        return subprocess.run(
+            command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, **settings
+        )
 
     return start
 

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-import tomllib
 from pathlib import Path
 
 import camel_td3
@@ -70,7 +69,9 @@ def test_no_transition_crosses_a_reset(camel, spies, small):
 
 
 def test_half_cheetah_never_terminates(camel, spies):
-    camel.train(camel.Args(env_id="HalfCheetah-v4", no_mask=True, total_timesteps=1100, learning_starts=1080, eval_episodes=1))
+    camel.train(
+        camel.Args(env_id="HalfCheetah-v4", no_mask=True, total_timesteps=1100, learning_starts=1080, eval_episodes=1)
+    )
     assert stored(spies["buffers"][0])[4].sum() == 0
 
 
@@ -91,11 +92,15 @@ def test_executed_actions_are_stored_and_inside_their_box(camel, spies, write_po
     policy = write_policy("Count-v0", "return np.array([0.9 * np.sin(step), 0.5, obs[1] / 7])")
     settings = dict(epsilon_masking=masking, mask_mapping=mapping, mask_width=0.1, epsilon_fraction=1.0)
     # epsilon stays 1 throughout, so that the box is known
-    camel.train(camel.Args(env_id="tiny_envs:Count-v0", policy_file=policy, **settings, **small | {"total_timesteps": 160}))
+    camel.train(
+        camel.Args(env_id="tiny_envs:Count-v0", policy_file=policy, **settings, **small | {"total_timesteps": 160})
+    )
     obs, action, _, next_obs, terminated, prior, next_prior = stored(spies["buffers"][0])
     assert np.array_equal(action, spies["envs"][0].unwrapped.executed)
     for at, stored_prior in ((obs, prior), (next_obs, next_prior)):
-        assert np.allclose(stored_prior, np.stack([0.9 * np.sin(at[:, 1]), 0.5 + 0 * at[:, 1], at[:, 1] / 7], 1), atol=1e-6)
+        assert np.allclose(
+            stored_prior, np.stack([0.9 * np.sin(at[:, 1]), 0.5 + 0 * at[:, 1], at[:, 1] / 7], 1), atol=1e-6
+        )
     warm_up = slice(0, small["learning_starts"])
     excess = np.abs(action - prior) - 0.1 * np.array([1.0, 0.5, 0.5])
     assert excess[warm_up].max() <= 1e-6
@@ -133,7 +138,9 @@ def test_unbounded_actions_are_refused(camel):
         camel.train(camel.Args(env_id="tiny_envs:Unbounded-v0", no_mask=True))
 
 
-@pytest.mark.parametrize("env_id, why", [("CartPole-v1", "one-dimensional Box"), ("Nope-v1", "Nope"), ("Pusher-v4", "mujoco")])
+@pytest.mark.parametrize(
+    "env_id, why", [("CartPole-v1", "one-dimensional Box"), ("Nope-v1", "Nope"), ("Pusher-v4", "mujoco")]
+)
 def test_unfit_environments_are_refused(camel, env_id, why):
     with pytest.raises(SystemExit) as error:
         camel.train(camel.Args(env_id=env_id, no_mask=True))
@@ -237,7 +244,9 @@ def test_killed_run_resumes_to_the_same_weights(camel, write_policy):
     environment = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
 
     def start(*more):
-        return subprocess.Popen([sys.executable, str(script), *flags, *more], env=environment, stdout=subprocess.DEVNULL)
+        return subprocess.Popen(
+            [sys.executable, str(script), *flags, *more], env=environment, stdout=subprocess.DEVNULL
+        )
 
     assert start().wait() == 0
     whole = torch.load(newest_run() / "model.pt")
@@ -260,7 +269,11 @@ def test_killed_run_resumes_to_the_same_weights(camel, write_policy):
 
 @pytest.mark.parametrize(
     "change, why",
-    [({"gamma": 0.9}, "gamma cannot change"), ({"total_timesteps": 130}, "no steps left"), ({"seed": 9}, "seed cannot change")],
+    [
+        ({"gamma": 0.9}, "gamma cannot change"),
+        ({"total_timesteps": 130}, "no steps left"),
+        ({"seed": 9}, "seed cannot change"),
+    ],
 )
 def test_resume_refuses_other_settings(camel, small, change, why):
     settings = dict(env_id="Match-v0", no_mask=True, **small) | {"checkpoint_frequency": 10}
@@ -356,7 +369,9 @@ def test_answers_that_are_refused(camel, write_policy, body, at):
 
 
 def test_a_late_fault_leaves_nothing_that_looks_finished(camel, write_policy, small):
-    policy = write_policy("Match-v0", "policy.calls = getattr(policy, 'calls', 0) + 1\n    return obs / (policy.calls < 150)")
+    policy = write_policy(
+        "Match-v0", "policy.calls = getattr(policy, 'calls', 0) + 1\n    return obs / (policy.calls < 150)"
+    )
     with np.errstate(divide="ignore"), pytest.raises(SystemExit, match="finite numbers; at step"):
         camel.train(camel.Args(env_id="Match-v0", policy_file=policy, **small))
     assert not (newest_run() / "model.pt").exists()
@@ -446,8 +461,7 @@ def test_each_script_runs_alone(camel, run, tmp_path):
 def test_script_metadata_equals_requirements(camel):
     text = (ROOT / f"{camel.__name__}.py").read_text(encoding="utf-8")
     block = re.match(r"# /// script\n(.*?)# ///\n", text, re.DOTALL).group(1)
-    metadata = tomllib.loads(re.sub(r"^# ?", "", block, flags=re.MULTILINE))
-    assert metadata["dependencies"] == (ROOT / "requirements.txt").read_text().split()
+    assert re.findall(r'^#     "(.*)",$', block, re.MULTILINE) == (ROOT / "requirements.txt").read_text().split()
 
 
 def test_defaults_build_every_environment_with_a_policy():
