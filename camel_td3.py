@@ -39,6 +39,8 @@ import tyro
 from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
+ALGORITHM = "camel_td3"
+
 
 @dataclass
 class Args:
@@ -344,16 +346,16 @@ def load_saved(path: str, script: str = "") -> dict:
 
 def check(args: Args):
     """Raise SystemExit, in one line, for settings that cannot work."""
-    positive = ["mask_width", "batch_size", "buffer_size", "policy_frequency", "eval_episodes", "torch_threads"]
-    for names, fits, rule in [
-        (positive, lambda value: value > 0, "above 0"),
-        (["eval_frequency", "checkpoint_frequency"], lambda value: value >= 0, "0 or above"),
-        (["epsilon_start", "epsilon_fraction", "gamma", "tau"], lambda value: 0 <= value <= 1, "from 0 to 1"),
-        (["learning_starts"], lambda value: 0 < value < args.total_timesteps, "above 0 and below --total-timesteps"),
-    ]:
-        for name in names:
-            if not fits(getattr(args, name)):
-                raise SystemExit(f"--{name.replace('_', '-')} {getattr(args, name)}: must be {rule}")
+    may_be_0 = {"seed", "gamma", "epsilon_start", "epsilon_fraction", "eval_frequency", "checkpoint_frequency"}
+    may_be_0 |= {"exploration_noise", "policy_noise", "noise_clip", "alpha"}
+    for name, value in asdict(args).items():
+        flag = f"--{name.replace('_', '-')} {value}"
+        if type(value) in (int, float) and not (value > 0 or (value == 0 and name in may_be_0)):
+            raise SystemExit(f"{flag}: must be {'0 or more' if name in may_be_0 else 'above 0'}")
+        if name in {"gamma", "tau", "epsilon_start", "epsilon_fraction"} and value > 1:
+            raise SystemExit(f"{flag}: must be at most 1")
+    if args.learning_starts >= args.total_timesteps:
+        raise SystemExit(f"--learning-starts {args.learning_starts}: must be below --total-timesteps")
 
 
 def load_checkpoint(args: Args, script: str) -> dict:
@@ -400,10 +402,9 @@ def train(args: Args):
             return actor(tensor(obs)).cpu().numpy()
 
     if args.evaluate:
-        actor.load_state_dict(load_saved(args.evaluate, "camel_td3")["actor"])
+        actor.load_state_dict(load_saved(args.evaluate, ALGORITHM)["actor"])
         returns = evaluate(eval_env, agent_policy, args.eval_episodes)
-        print(f"return {returns.mean():.1f} +- {returns.std():.1f} over {args.eval_episodes} episodes")
-        return
+        return print(f"return {returns.mean():.1f} +- {returns.std():.1f} over {args.eval_episodes} episodes")
 
     # CAMEL: the prior. Its return is measured before anything is written, so that a faulty file leaves no run behind.
     if args.no_mask:
@@ -429,7 +430,7 @@ def train(args: Args):
     settings = {**asdict(args), "resume": ""}
     obs, _ = env.reset(seed=args.seed)
     if args.resume:
-        run_dir, saved = Path(args.resume).parent, load_checkpoint(args, "camel_td3")
+        run_dir, saved = Path(args.resume).parent, load_checkpoint(args, ALGORITHM)
         for name, part in parts.items():
             part.load_state_dict(saved[name])
         buffer.rows[: len(saved["rows"])], buffer.count = saved["rows"].to(device), saved["count"]
@@ -440,7 +441,7 @@ def train(args: Args):
         env.unwrapped.np_random.bit_generator.state = saved["env_generator"]
         obs, _ = env.reset()
     else:
-        run_name = f"{env.spec.id}__camel_td3__{args.seed}__{datetime.now():%Y%m%d-%H%M%S-%f}"
+        run_name = f"{env.spec.id}__{ALGORITHM}__{args.seed}__{datetime.now():%Y%m%d-%H%M%S-%f}"
         run_dir = Path("runs") / run_name
         run_dir.mkdir(parents=True)
         versions = {package.__name__: package.__version__ for package in (gym, np, torch)}
@@ -536,7 +537,7 @@ def train(args: Args):
             if args.checkpoint_frequency and done >= last_checkpoint + args.checkpoint_frequency:
                 last_checkpoint = done
                 checkpoint = {
-                    **{"script": "camel_td3", "args": settings, "step": done, "updates": updates},
+                    **{"script": ALGORITHM, "args": settings, "step": done, "updates": updates},
                     **{"epsilon": epsilon, "progress": progress, "training_returns": training_returns},
                     **{name: part.state_dict() for name, part in parts.items()},
                     **{"rows": buffer.rows[: len(buffer)], "count": buffer.count},
@@ -549,7 +550,7 @@ def train(args: Args):
 
     writer.close()
     # Written last: a run that has a model is complete.
-    model = {"script": "camel_td3", "args": settings, "actor": actor.state_dict(), "qf": qf.state_dict()}
+    model = {"script": ALGORITHM, "args": settings, "actor": actor.state_dict(), "qf": qf.state_dict()}
     save(run_dir / "model.pt", model)
     print(f"return {row['return_mean']:.1f} +- {row['return_std']:.1f}; the agent is in {run_dir / 'model.pt'}")
 
@@ -557,7 +558,7 @@ def train(args: Args):
 if __name__ == "__main__":
     args = tyro.cli(Args, config=(tyro.conf.FlagCreatePairsOff,))
     if path := args.resume or args.evaluate:  # the saved run's settings are the defaults
-        saved_args = Args(**load_saved(path, "camel_td3")["args"])
+        saved_args = Args(**load_saved(path, ALGORITHM)["args"])
         saved_args = replace(saved_args, resume=args.resume, evaluate=args.evaluate)
         args = tyro.cli(Args, default=saved_args, config=(tyro.conf.FlagCreatePairsOff,))
     train(args)

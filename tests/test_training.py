@@ -429,10 +429,10 @@ def test_help_without_warnings(camel, run):
     "flags, why",
     [
         ("--mask-width 0", "--mask-width 0.0: must be above 0"),
-        ("--epsilon-start 2", "--epsilon-start 2.0: must be from 0 to 1"),
-        ("--total-timesteps 100", "--learning-starts .*: must be above 0 and below --total-timesteps"),
+        ("--epsilon-start 2", "--epsilon-start 2.0: must be at most 1"),
+        ("--total-timesteps 100", "--learning-starts .*: must be below --total-timesteps"),
         ("--policy-frequency 0", "--policy-frequency 0: must be above 0"),
-        ("--eval-frequency -1", "--eval-frequency -1: must be 0 or above"),
+        ("--eval-frequency -1", "--eval-frequency -1: must be 0 or more"),
         ("--resume nowhere.pt", "nowhere.pt: "),
         ("--evaluate nowhere.pt", "nowhere.pt: "),
         ("--policy-file nowhere.py", "nowhere.py: no such policy file"),

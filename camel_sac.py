@@ -1,0 +1,601 @@
+# /// script
+# requires-python = ">=3.10"
+# dependencies = [
+#     "gymnasium[mujoco]==1.4.0",
+#     "mujoco==4.0.0",
+#     "numpy==2.4.6",
+#     "requests==2.34.2",
+#     "tensorboard==2.21.0",
+#     "torch==2.13.0",
+#     "tyro==1.0.17",
+# ]
+# ///
+"""CAMEL-SAC: SAC whose actions are constrained, early in training, by a Python policy written by a language model.
+
+At each step the policy file proposes an action, the prior. A box around it is the part of the action space that the
+agent may use. Epsilon-masking decides how strongly the box applies: fully during the warm-up, not at all at the end.
+The critic's target and the actor's loss respect the same box (masking-aware optimization). `# CAMEL` marks the lines
+that turn SAC into CAMEL. The idea is that of arXiv 2502.11896; its abstract gives no formulas, these are our choice.
+
+COMMANDS
+"""
+
+import csv
+import json
+import os
+import re
+import time
+import warnings
+from copy import deepcopy
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+import gymnasium as gym
+import numpy as np
+import torch
+import tyro
+from torch import nn
+from torch.utils.tensorboard import SummaryWriter
+
+ALGORITHM = "camel_sac"
+LOG_STD_MIN, LOG_STD_MAX = -5, 2
+
+
+@dataclass
+class Args:
+    env_id: str = "Hopper-v4"
+    """Gymnasium environment with Box observations and actions; `module:Name-v0` imports `module` first"""
+    seed: int = 1
+    """seed of the networks, the exploration, the mask and the environment's first reset"""
+    total_timesteps: int = 1_000_000
+    """environment steps of the run, warm-up included"""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """where the networks and the buffer live; auto is cuda if there is one, else cpu"""
+    torch_threads: int = 1
+    """CPU threads of torch; one is best when several runs share the machine"""
+
+    policy_file: str = ""
+    """the prior: a `.py` policy or a `.pt` model of an earlier run (expert masking); default: see `llm_policies/`"""
+    no_mask: bool = False
+    """plain SAC: no policy file, no box"""
+    mask_width: float = 0.2
+    """half-width of the box around the prior, as a fraction of half the action range (2 or more: no constraint)"""
+    epsilon_start: float = 1.0
+    """epsilon during the warm-up, in [0, 1]"""
+    epsilon_fraction: float = 0.8
+    """fraction of the steps after the warm-up over which epsilon goes to 0; lower it if the policy is poor"""
+    epsilon_schedule: Literal["linear", "adaptive"] = "linear"
+    """linear: by the clock; adaptive: falls only while the agent does as well as its policy"""
+    epsilon_masking: Literal["step", "episode", "anneal"] = "anneal"
+    """step, episode: full mask with probability epsilon, drawn at each step or reset; anneal: strength is epsilon"""
+    mask_mapping: Literal["project", "affine"] = "project"
+    """how the actor's output enters the box: clipped to it, or with the whole action space scaled onto it"""
+
+    policy_lr: float = 3e-4
+    """step size of the actor's Adam"""
+    q_lr: float = 1e-3
+    """step size of the Adam of the critics and of the temperature"""
+    buffer_size: int = 1_000_000
+    """transitions kept; capped at `total_timesteps`"""
+    gamma: float = 0.99
+    """discount factor"""
+    tau: float = 0.005
+    """step of the target critics towards the critics"""
+    batch_size: int = 256
+    """transitions in an update"""
+    learning_starts: int = 5_000
+    """environment steps of the warm-up: actions uniform in the box, no updates"""
+    policy_frequency: int = 2
+    """critic updates between actor updates; as many actor updates then follow each other"""
+    target_network_frequency: int = 1
+    """critic updates between updates of the targets"""
+    alpha: float = 0.2
+    """temperature (weight of the entropy), if it is not tuned"""
+    autotune: bool = True
+    """tune the temperature towards an entropy of -act_dim"""
+
+    eval_frequency: int = 5_000
+    """environment steps between evaluations (without noise or mask); 0: only at the end"""
+    eval_episodes: int = 10
+    """episodes in an evaluation; reset seeds are the same in every run"""
+    checkpoint_frequency: int = 0
+    """least number of environment steps between checkpoints, written when an episode ends; 0: none"""
+    resume: str = ""
+    """`checkpoint.pt` of a run to continue, with that run's settings"""
+    evaluate: str = ""
+    """`model.pt` of a run to evaluate, with no training"""
+
+
+# --- CAMEL: the policy file, the box, the mask, the schedule ---------------------------------------------------------
+def default_policy_file(env_id: str) -> Path:
+    """`HalfCheetah-v4` -> `llm_policies/half_cheetah_v4.py`, beside this script."""
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", env_id.split(":")[-1])
+    return Path(__file__).parent / "llm_policies" / (re.sub(r"\W+", "_", name).lower() + ".py")
+
+
+def load_policy(path: Path, env: gym.Env):
+    """Return `prior(obs, step) -> (act_dim,) float32 array in the action bounds` from a `.py` policy or a `.pt` model.
+
+    obs: (obs_dim,) float array. step: environment steps since the reset. The file and each answer are checked:
+    SystemExit with one line that says what was wrong, and at which step.
+    """
+    low, high = env.action_space.low, env.action_space.high
+    if not path.is_file():
+        raise SystemExit(f"{path}: no such policy file; write one, make one with generate_policy.py, or use --no-mask")
+    if path.suffix == ".pt":
+        saved = load_saved(str(path))
+        env_id, policy = saved["args"]["env_id"].split(":")[-1], model_policy(saved["actor"])
+    else:
+        namespace = {"__name__": path.stem}
+        try:
+            exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), namespace)
+        except (Exception, SystemExit) as error:
+            raise SystemExit(f"{path}: cannot be loaded: {type(error).__name__}: {one_line(error)}")
+        env_id, policy = namespace.get("ENV_ID"), namespace.get("policy")
+    if not callable(policy):
+        raise SystemExit(f"{path}: defines no function policy(obs, step)")
+    if env_id != env.spec.id:
+        raise SystemExit(f"{path}: made for ENV_ID = {env_id!r}, but the environment is {env.spec.id!r}")
+
+    def prior(obs: np.ndarray, step: int) -> np.ndarray:
+        try:
+            answer = policy(obs.copy(), step)
+            action = np.asarray(answer)
+        except (Exception, SystemExit) as error:
+            raise SystemExit(f"{path}: policy() failed at step {step}: {type(error).__name__}: {one_line(error)}")
+        if action.dtype.kind not in "fiu" or action.shape != low.shape or not np.isfinite(action).all():
+            expected, found = f"{len(low)} finite numbers", f"{type(answer).__name__} {one_line(answer)[:80]}"
+            raise SystemExit(f"{path}: policy() must return {expected}; at step {step} it returned {found}")
+        return action.clip(low, high).astype(np.float32)
+
+    return prior
+
+
+def model_policy(weights: dict[str, torch.Tensor]):
+    """Return the deterministic policy of a saved actor of `camel_td3.py` or `camel_sac.py`, in numpy."""
+    w = {name: tensor.numpy() for name, tensor in weights.items()}
+
+    def policy(obs: np.ndarray, step: int) -> np.ndarray:
+        x = np.maximum(w["fc1.weight"] @ obs.astype(np.float32) + w["fc1.bias"], 0)
+        x = np.maximum(w["fc2.weight"] @ x + w["fc2.bias"], 0)
+        return np.tanh(w["fc_mean.weight"] @ x + w["fc_mean.bias"]) * w["action_scale"] + w["action_bias"]
+
+    return policy
+
+
+def action_box(prior, strength, low, high, mask_width: float):
+    """Return (box_low, box_high), the part of the action space that the agent may use.
+
+    prior: (..., act_dim), or (..., 0) for the whole space. strength: a number or (..., 1); 0 is the whole space, 1 the
+    box of +-mask_width half ranges around the prior. low, high: (act_dim,).
+    """
+    if prior.shape[-1] == 0:
+        return low, high
+    half_width = mask_width * (high - low) / 2
+    box_low = (low + strength * (prior - half_width - low)).clamp(low, high)
+    box_high = (high + strength * (prior + half_width - high)).clamp(low, high)
+    return box_low, box_high
+
+
+class Project(torch.autograd.Function):
+    """Clip an action to its box; of the gradient, block only what would push the action further out.
+
+    A plain clamp has no gradient outside the box, so an output that starts outside never learns to come in. Passing
+    every gradient lets it run away. In the spirit of inverting gradients (Hausknecht & Stone, arXiv 1511.04143).
+    """
+
+    @staticmethod
+    def forward(ctx, action, box_low, box_high):
+        projected = action.clamp(box_low, box_high)
+        ctx.save_for_backward(action - projected)
+        return projected
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (excess,) = ctx.saved_tensors  # > 0 above the box; a descent step moves the action by -gradient
+        return gradient.masked_fill(excess.sign() * gradient < 0, 0.0), None, None
+
+
+def mask_action(action, box, low, high, mapping: str):
+    """Return the (..., act_dim) action that the actor's output stands for inside its box."""
+    if mapping == "project":
+        return Project.apply(action, *box)
+    return box[0] + (action - low) / (high - low) * (box[1] - box[0])
+
+
+def mask_strength(epsilon: float, masking: str, generator: torch.Generator, *shape: int):
+    """Return the strength of the mask: epsilon, or a tensor of `shape` that is 1 with probability epsilon, else 0."""
+    if masking == "anneal":
+        return epsilon
+    return (torch.rand(shape, generator=generator, device=generator.device) < epsilon).float()
+
+
+def linear_epsilon(step: int, args: Args) -> float:
+    """Return epsilon_start during the warm-up, then a straight line to 0 over epsilon_fraction of what remains."""
+    decay_steps = args.epsilon_fraction * (args.total_timesteps - args.learning_starts)
+    progress = max(0, step - args.learning_starts) / max(1.0, decay_steps)
+    return args.epsilon_start * max(0.0, 1.0 - progress)
+
+
+def adaptive_epsilon(epsilon: float, episode_return: float, length: int, prior_return: float, args: Args) -> float:
+    """Return epsilon after an episode: lower if its return is within 10 % of the bare policy's, else higher.
+
+    It falls as fast as the linear schedule and rises four times as fast: the mask lets go of an agent that does as well
+    as its policy and takes hold again of one that falls behind.
+    """
+    decay_steps = args.epsilon_fraction * (args.total_timesteps - args.learning_starts)
+    change = args.epsilon_start * length / max(1.0, decay_steps)
+    good = episode_return >= prior_return - 0.1 * abs(prior_return)
+    return float(np.clip(epsilon - change if good else epsilon + 4 * change, 0.0, args.epsilon_start))
+
+
+# --- Networks --------------------------------------------------------------------------------------------------------
+class Actor(nn.Module):
+    """A Gaussian, squashed by tanh and scaled to the whole action space."""
+
+    def __init__(self, obs_dim: int, low: torch.Tensor, high: torch.Tensor):
+        super().__init__()
+        self.fc1 = nn.Linear(obs_dim, 256)
+        self.fc2 = nn.Linear(256, 256)
+        self.fc_mean = nn.Linear(256, low.shape[0])
+        self.fc_logstd = nn.Linear(256, low.shape[0])
+        self.register_buffer("action_scale", (high - low) / 2)
+        self.register_buffer("action_bias", (high + low) / 2)
+
+    def forward(self, obs):
+        """Return the (..., act_dim) action of the mean: the deterministic policy."""
+        x = torch.relu(self.fc1(obs))
+        x = torch.relu(self.fc2(x))
+        return torch.tanh(self.fc_mean(x)) * self.action_scale + self.action_bias
+
+    def sample(self, obs, generator: torch.Generator):
+        """Return a (..., act_dim) action and the (..., 1) log of its density in the action space."""
+        x = torch.relu(self.fc1(obs))
+        x = torch.relu(self.fc2(x))
+        mean, log_std = self.fc_mean(x), torch.tanh(self.fc_logstd(x))
+        std = torch.exp(LOG_STD_MIN + 0.5 * (LOG_STD_MAX - LOG_STD_MIN) * (log_std + 1))
+        gaussian = torch.distributions.Normal(mean, std, validate_args=False)
+        raw = mean + std * torch.randn(mean.shape, generator=generator, device=mean.device)
+        squashed = torch.tanh(raw)
+        # The change of variables: the log-density falls by the log of the derivative of the squashing and scaling.
+        log_prob = gaussian.log_prob(raw) - torch.log(self.action_scale * (1 - squashed.square()) + 1e-6)
+        return squashed * self.action_scale + self.action_bias, log_prob.sum(-1, keepdim=True)
+
+
+class TwinCritic(nn.Module):
+    """Two Q-networks in one batched pass: each parameter has a leading dimension of 2. Initialised as nn.Linear is."""
+
+    def __init__(self, obs_dim: int, act_dim: int):
+        super().__init__()
+        sizes = [obs_dim + act_dim, 256, 256, 1]
+        bounds = [n**-0.5 for n in sizes[:-1]]
+        self.weights = nn.ParameterList(
+            torch.empty(2, n, m).uniform_(-b, b) for n, m, b in zip(sizes[:-1], sizes[1:], bounds)
+        )
+        self.biases = nn.ParameterList(torch.empty(2, 1, m).uniform_(-b, b) for m, b in zip(sizes[1:], bounds))
+
+    def forward(self, obs, action, critics: int = 2):
+        """obs: (batch, obs_dim). action: (batch, act_dim). Return (critics, batch, 1) values of the first `critics`."""
+        x = torch.cat([obs, action], 1).expand(critics, -1, -1)
+        for i, (weight, bias) in enumerate(zip(self.weights, self.biases)):
+            x = torch.baddbmm(bias[:critics], x if i == 0 else torch.relu(x), weight[:critics])
+        return x
+
+
+# --- Replay buffer ---------------------------------------------------------------------------------------------------
+class ReplayBuffer:
+    """Transitions as rows of one preallocated float32 tensor, so that a batch is a single gather.
+
+    A row: obs, action, reward, next_obs, terminated, and the priors at obs and next_obs (no columns without a mask).
+    """
+
+    def __init__(self, capacity: int, obs_dim: int, act_dim: int, prior_dim: int, device: torch.device):
+        self.sizes = [obs_dim, act_dim, 1, obs_dim, 1, prior_dim, prior_dim]
+        self.rows = torch.zeros(capacity, sum(self.sizes), device=device)
+        self.count = 0  # rows ever added
+
+    def __len__(self):
+        return min(self.count, len(self.rows))
+
+    def add(self, *values):
+        """values: a row in the order above, each a vector or a number."""
+        row = np.concatenate([np.atleast_1d(value) for value in values], dtype=np.float32)
+        self.rows[self.count % len(self.rows)] = torch.from_numpy(row)
+        self.count += 1
+
+    def sample(self, batch_size: int, generator: torch.Generator):
+        """Return the seven parts of a row, each (batch_size, size), drawn uniformly with replacement."""
+        indices = torch.randint(len(self), (batch_size,), generator=generator, device=self.rows.device)
+        return self.rows[indices].split(self.sizes, 1)
+
+
+# --- Environment, evaluation, saving ---------------------------------------------------------------------------------
+def one_line(thing) -> str:
+    return " ".join(str(thing).split())
+
+
+def make_env(env_id: str) -> gym.Env:
+    """Return the environment. SystemExit if it cannot be built or its spaces do not fit."""
+    # The published results that users compare with are on v4.
+    warnings.filterwarnings("ignore", message=".*is out of date.*")
+    try:
+        env = gym.make(env_id)
+    except (gym.error.Error, ImportError) as error:
+        raise SystemExit(f"--env-id {env_id}: {one_line(error)}")
+    for name, space in (("observation", env.observation_space), ("action", env.action_space)):
+        if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
+            raise SystemExit(f"--env-id {env_id}: the {name} space must be a one-dimensional Box, not {space}")
+    if not (np.isfinite(env.action_space.low).all() and np.isfinite(env.action_space.high).all()):
+        raise SystemExit(f"--env-id {env_id}: the action bounds must be finite, not {env.action_space}")
+    return env
+
+
+def evaluate(env: gym.Env, policy, episodes: int) -> np.ndarray:
+    """Return the undiscounted returns of `policy(obs, step) -> action` on reset seeds 10000, 10001, ..."""
+    returns = np.zeros(episodes)
+    for i in range(episodes):
+        obs, _ = env.reset(seed=10_000 + i)
+        done, step = False, 0
+        while not done:
+            obs, reward, terminated, truncated, _ = env.step(policy(obs, step))
+            returns[i] += reward
+            done, step = terminated or truncated, step + 1
+    return returns
+
+
+def save(path: Path, contents: dict):
+    """Write under a temporary name, then rename: a kill at any moment leaves the last good file."""
+    temporary = path.with_name(path.name + ".tmp")
+    torch.save(contents, temporary)
+    os.replace(temporary, path)
+
+
+def load_saved(path: str, script: str = "") -> dict:
+    """Return the contents of a `model.pt` or `checkpoint.pt`, on the CPU. SystemExit if it is none (of `script`)."""
+    try:
+        saved = torch.load(path, map_location="cpu")
+        made_by = saved["script"]
+    except Exception as error:
+        raise SystemExit(f"{path}: no model or checkpoint of camel_td3.py or camel_sac.py: {one_line(error)[:80]}")
+    if script not in ("", made_by):
+        raise SystemExit(f"{path}: made by {made_by}.py; this is {script}.py")
+    return saved
+
+
+def check(args: Args):
+    """Raise SystemExit, in one line, for settings that cannot work."""
+    may_be_0 = {"seed", "gamma", "epsilon_start", "epsilon_fraction", "eval_frequency", "checkpoint_frequency"}
+    may_be_0 |= {"exploration_noise", "policy_noise", "noise_clip", "alpha"}
+    for name, value in asdict(args).items():
+        flag = f"--{name.replace('_', '-')} {value}"
+        if type(value) in (int, float) and not (value > 0 or (value == 0 and name in may_be_0)):
+            raise SystemExit(f"{flag}: must be {'0 or more' if name in may_be_0 else 'above 0'}")
+        if name in {"gamma", "tau", "epsilon_start", "epsilon_fraction"} and value > 1:
+            raise SystemExit(f"{flag}: must be at most 1")
+    if args.learning_starts >= args.total_timesteps:
+        raise SystemExit(f"--learning-starts {args.learning_starts}: must be below --total-timesteps")
+
+
+def load_checkpoint(args: Args, script: str) -> dict:
+    """Return the checkpoint that `args` resumes. SystemExit, in one line, if it cannot go on with these settings."""
+    saved = load_saved(args.resume, script)
+    changed = {name for name, value in saved["args"].items() if value != getattr(args, name)}
+    changed -= {"total_timesteps", "device", "torch_threads", "checkpoint_frequency", "resume"}
+    if "rows" not in saved or saved["step"] >= args.total_timesteps or changed:
+        reason = f"{', '.join(sorted(changed))} cannot change" if changed else "it has no steps left to train"
+        raise SystemExit(f"{args.resume}: cannot be resumed: {reason}")
+    return saved
+
+
+def torch_device(name: str) -> torch.device:
+    found = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if name == "auto":
+        name = "cuda" if found["cuda"] else "cpu"
+    if not found[name]:
+        raise SystemExit(f"--device {name}: torch finds none here; use --device cpu")
+    return torch.device(name)
+
+
+# --- Training --------------------------------------------------------------------------------------------------------
+def train(args: Args):
+    """Train an agent, go on with its training (--resume), or only measure it (--evaluate)."""
+    check(args)
+    device = torch_device(args.device)
+    torch.set_num_threads(args.torch_threads)
+    torch.manual_seed(args.seed)
+    generator = torch.Generator(device).manual_seed(args.seed)
+    mask_generator = torch.Generator(device).manual_seed(args.seed)  # its own, so that the mask shifts no other draw
+    env, eval_env = make_env(args.env_id), make_env(args.env_id)
+    obs_dim, act_dim = env.observation_space.shape[0], env.action_space.shape[0]
+
+    def tensor(array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array.astype(np.float32)).to(device)
+
+    low, high = tensor(env.action_space.low), tensor(env.action_space.high)
+    actor, qf = Actor(obs_dim, low, high).to(device), TwinCritic(obs_dim, act_dim).to(device)
+
+    def agent_policy(obs: np.ndarray, step: int) -> np.ndarray:  # without noise or mask
+        with torch.inference_mode():
+            return actor(tensor(obs)).cpu().numpy()
+
+    if args.evaluate:
+        actor.load_state_dict(load_saved(args.evaluate, ALGORITHM)["actor"])
+        returns = evaluate(eval_env, agent_policy, args.eval_episodes)
+        return print(f"return {returns.mean():.1f} +- {returns.std():.1f} over {args.eval_episodes} episodes")
+
+    # CAMEL: the prior. Its return is measured before anything is written, so that a faulty file leaves no run behind.
+    if args.no_mask:
+        prior_policy, prior_return = lambda obs, step: np.zeros(0), float("nan")
+    else:
+        prior_policy = load_policy(Path(args.policy_file or default_policy_file(args.env_id)), env)
+        prior_return = evaluate(eval_env, prior_policy, args.eval_episodes).mean().item()
+        print(f"return of the bare policy: {prior_return:.1f}")
+
+    target_qf = deepcopy(qf).requires_grad_(False)
+    actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.policy_lr, fused=True)
+    qf_optimizer = torch.optim.Adam(qf.parameters(), lr=args.q_lr, fused=True)
+    # The entropy of the proposal, not of the masked action: it can be reached however narrow the box is.
+    target_entropy = -float(act_dim)
+    temperature = nn.ParameterDict({"log_alpha": torch.zeros(1, device=device)})
+    temperature_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.q_lr, fused=True)
+    parameters, target_parameters = list(qf.parameters()), list(target_qf.parameters())
+    capacity = min(args.buffer_size, args.total_timesteps)
+    buffer = ReplayBuffer(capacity, obs_dim, act_dim, 0 if args.no_mask else act_dim, device)
+    print(f"replay buffer: {capacity} transitions, {buffer.rows.nbytes / 1e6:.0f} MB")
+
+    parts = {"actor": actor, "qf": qf, "target_qf": target_qf, "temperature": temperature}
+    parts |= {"actor_optimizer": actor_optimizer, "qf_optimizer": qf_optimizer}
+    parts |= {"temperature_optimizer": temperature_optimizer}
+    first_step, updates, progress, training_returns = 0, 0, [], []
+    epsilon = 0.0 if args.no_mask else args.epsilon_start
+    settings = {**asdict(args), "resume": ""}
+    obs, _ = env.reset(seed=args.seed)
+    if args.resume:
+        run_dir, saved = Path(args.resume).parent, load_checkpoint(args, ALGORITHM)
+        for name, part in parts.items():
+            part.load_state_dict(saved[name])
+        buffer.rows[: len(saved["rows"])], buffer.count = saved["rows"].to(device), saved["count"]
+        generator.set_state(saved["generator"])
+        mask_generator.set_state(saved["mask_generator"])
+        first_step, updates, epsilon = saved["step"], saved["updates"], saved["epsilon"]
+        progress, training_returns = saved["progress"], saved["training_returns"]
+        env.unwrapped.np_random.bit_generator.state = saved["env_generator"]
+        obs, _ = env.reset()
+    else:
+        run_name = f"{env.spec.id}__{ALGORITHM}__{args.seed}__{datetime.now():%Y%m%d-%H%M%S-%f}"
+        run_dir = Path("runs") / run_name
+        run_dir.mkdir(parents=True)
+        versions = {package.__name__: package.__version__ for package in (gym, np, torch)}
+        (run_dir / "config.json").write_text(json.dumps({**settings, **versions}, indent=2), encoding="utf-8")
+    writer = SummaryWriter(run_dir, purge_step=first_step)
+
+    def log(step: int, scalars: dict[str, float]):
+        for tag, value in scalars.items():
+            writer.add_scalar(tag, value, step)
+
+    prior, episode_step, episode_return = prior_policy(obs, 0), 0, 0.0
+    last_checkpoint, started = first_step, time.time()
+    alpha = temperature["log_alpha"].exp().detach() if args.autotune else torch.tensor([args.alpha], device=device)
+
+    for step in range(first_step, args.total_timesteps):
+        # CAMEL: how strongly the box applies to this action
+        if args.epsilon_schedule == "linear" and not args.no_mask:
+            epsilon = linear_epsilon(step, args)
+        if episode_step == 0 or args.epsilon_masking != "episode":
+            strength = mask_strength(epsilon, args.epsilon_masking, mask_generator, 1)
+
+        with torch.inference_mode():
+            box = action_box(tensor(prior), strength, low, high, args.mask_width)  # CAMEL
+            if step < args.learning_starts:
+                action = torch.lerp(*box, torch.rand(act_dim, generator=generator, device=device))
+            else:
+                proposal, _ = actor.sample(tensor(obs), generator)
+                action = mask_action(proposal, box, low, high, args.mask_mapping)  # CAMEL
+            action = action.clamp(*box).cpu().numpy()  # what is executed is what is stored
+        next_obs, reward, terminated, truncated, _ = env.step(action)
+        episode_step, episode_return = episode_step + 1, episode_return + float(reward)
+        next_prior = prior_policy(next_obs, episode_step)  # CAMEL
+        # A time limit is no terminal state: the target goes on to bootstrap from the true last observation.
+        buffer.add(obs, action, reward, next_obs, terminated, prior, next_prior)
+        obs, prior = next_obs, next_prior
+
+        if step >= args.learning_starts:
+            batch = buffer.sample(args.batch_size, generator)
+            b_obs, b_action, b_reward, b_next_obs, b_terminated, b_prior, b_next_prior = batch
+            b_strength = mask_strength(epsilon, args.epsilon_masking, mask_generator, args.batch_size, 1)  # CAMEL
+            with torch.no_grad():
+                next_box = action_box(b_next_prior, b_strength, low, high, args.mask_width)  # CAMEL
+                proposal, log_prob = actor.sample(b_next_obs, generator)
+                next_action = mask_action(proposal, next_box, low, high, args.mask_mapping)  # CAMEL
+                next_value = target_qf(b_next_obs, next_action).min(0).values - alpha * log_prob
+                target = b_reward + args.gamma * (1 - b_terminated) * next_value
+            values = qf(b_obs, b_action)
+            qf_losses = (values - target).square().mean((1, 2))
+            qf_optimizer.zero_grad()
+            qf_losses.sum().backward()
+            qf_optimizer.step()
+            updates += 1
+
+            if updates % args.policy_frequency == 0:
+                obs_box = action_box(b_prior, b_strength, low, high, args.mask_width)  # CAMEL
+                for _ in range(args.policy_frequency):  # makes up for the delay
+                    proposal, log_prob = actor.sample(b_obs, generator)
+                    actor_action = mask_action(proposal, obs_box, low, high, args.mask_mapping)  # CAMEL
+                    actor_loss = (alpha * log_prob - qf(b_obs, actor_action).min(0).values).mean()
+                    actor_optimizer.zero_grad()
+                    actor_loss.backward(inputs=list(actor.parameters()))  # the critic gets no gradient
+                    actor_optimizer.step()
+                    if args.autotune:
+                        with torch.no_grad():
+                            _, log_prob = actor.sample(b_obs, generator)
+                        alpha_loss = (-temperature["log_alpha"].exp() * (log_prob + target_entropy)).mean()
+                        temperature_optimizer.zero_grad()
+                        alpha_loss.backward()
+                        temperature_optimizer.step()
+                        alpha = temperature["log_alpha"].exp().detach()
+            if updates % args.target_network_frequency == 0:
+                with torch.no_grad():
+                    torch._foreach_lerp_(target_parameters, parameters, args.tau)
+            if updates % (100 * args.policy_frequency) == 0:
+                log(step, {f"losses/qf{i + 1}_values": values[i].mean().item() for i in (0, 1)})
+                log(step, {f"losses/qf{i + 1}_loss": qf_losses[i].item() for i in (0, 1)})
+                log(step, {"losses/qf_loss": qf_losses.mean().item(), "losses/actor_loss": actor_loss.item()})
+                log(step, {"losses/alpha": alpha.item()})
+                if args.autotune:
+                    log(step, {"losses/alpha_loss": alpha_loss.item()})
+
+        done = step + 1  # environment steps so far
+        if done == args.total_timesteps or (args.eval_frequency and done % args.eval_frequency == 0):
+            returns = evaluate(eval_env, agent_policy, args.eval_episodes)
+            speed = (done - first_step) / (time.time() - started)
+            row = {"step": done, "return_mean": returns.mean().item(), "return_std": returns.std().item()}
+            row["training_return"] = sum(training_returns) / len(training_returns) if training_returns else float("nan")
+            row |= {"epsilon": epsilon, "steps_per_second": speed}
+            progress, training_returns = progress + [row], []
+            with open(run_dir / "progress.csv", "w", newline="", encoding="utf-8") as file:
+                table = csv.DictWriter(file, row)
+                table.writeheader()
+                table.writerows(progress)
+            log(done, {"eval/return_mean": row["return_mean"], "eval/return_std": row["return_std"]})
+            log(done, {"eval/prior_return": prior_return, "charts/SPS": speed})
+            minutes = (args.total_timesteps - done) / speed / 60
+            status = f"step {done}: return {returns.mean():.1f} +- {returns.std():.1f}, epsilon {epsilon:.2f}"
+            print(f"{status}, {speed:.0f} steps/s, {minutes:.0f} min left", flush=True)
+
+        if terminated or truncated:
+            log(done, {"charts/episodic_return": episode_return, "charts/episodic_length": episode_step})
+            box_width = ((box[1] - box[0]) / (high - low)).mean().item()
+            log(done, {"camel/epsilon": epsilon, "camel/mask_strength": float(strength), "camel/box_width": box_width})
+            training_returns.append(episode_return)
+            if args.epsilon_schedule == "adaptive" and not args.no_mask and step >= args.learning_starts:  # CAMEL
+                epsilon = adaptive_epsilon(epsilon, episode_return, episode_step, prior_return, args)
+            if args.checkpoint_frequency and done >= last_checkpoint + args.checkpoint_frequency:
+                last_checkpoint = done
+                checkpoint = {
+                    **{"script": ALGORITHM, "args": settings, "step": done, "updates": updates},
+                    **{"epsilon": epsilon, "progress": progress, "training_returns": training_returns},
+                    **{name: part.state_dict() for name, part in parts.items()},
+                    **{"rows": buffer.rows[: len(buffer)], "count": buffer.count},
+                    **{"generator": generator.get_state(), "mask_generator": mask_generator.get_state()},
+                    "env_generator": env.unwrapped.np_random.bit_generator.state,
+                }
+                save(run_dir / "checkpoint.pt", checkpoint)
+            obs, _ = env.reset()
+            prior, episode_step, episode_return = prior_policy(obs, 0), 0, 0.0
+
+    writer.close()
+    # Written last: a run that has a model is complete.
+    model = {"script": ALGORITHM, "args": settings, "actor": actor.state_dict(), "qf": qf.state_dict()}
+    save(run_dir / "model.pt", model)
+    print(f"return {row['return_mean']:.1f} +- {row['return_std']:.1f}; the agent is in {run_dir / 'model.pt'}")
+
+
+if __name__ == "__main__":
+    args = tyro.cli(Args, config=(tyro.conf.FlagCreatePairsOff,))
+    if path := args.resume or args.evaluate:  # the saved run's settings are the defaults
+        saved_args = Args(**load_saved(path, ALGORITHM)["args"])
+        saved_args = replace(saved_args, resume=args.resume, evaluate=args.evaluate)
+        args = tyro.cli(Args, default=saved_args, config=(tyro.conf.FlagCreatePairsOff,))
+    train(args)
