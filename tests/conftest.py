@@ -47,6 +47,32 @@ def small():
     return dict(total_timesteps=200, learning_starts=120, batch_size=32, eval_episodes=1, eval_frequency=100)
 
 
+@pytest.fixture
+def targets(camel, monkeypatch):
+    """Each critic update's box, last masked action, and target action as the target critic saw it."""
+    seen = []
+    action_box, mask_action, forward = camel.action_box, camel.mask_action, camel.TwinCritic.forward
+    last = {}
+
+    def spying_box(*arguments):
+        last["box"] = action_box(*arguments)
+        return last["box"]
+
+    def spying_mask(*arguments):
+        last["masked"] = mask_action(*arguments)
+        return last["masked"]
+
+    def spying_forward(self, obs, action, critics=2):
+        if not next(self.parameters()).requires_grad:
+            seen.append((*last["box"], last["masked"], action))
+        return forward(self, obs, action, critics)
+
+    monkeypatch.setattr(camel, "action_box", spying_box)
+    monkeypatch.setattr(camel, "mask_action", spying_mask)
+    monkeypatch.setattr(camel.TwinCritic, "forward", spying_forward)
+    return seen
+
+
 def newest_run() -> Path:
     return max(Path("runs").iterdir(), key=lambda path: path.stat().st_mtime_ns)
 

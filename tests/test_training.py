@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import camel_sac
 import camel_td3
 import gymnasium as gym
 import numpy as np
@@ -19,7 +20,7 @@ import pytest
 import torch
 from conftest import ROOT, newest_run, same_weights, trained
 
-SCRIPTS = [camel_td3]
+SCRIPTS = [camel_td3, camel_sac]
 
 
 @pytest.fixture(params=SCRIPTS, ids=lambda script: script.__name__)
@@ -105,6 +106,19 @@ def test_executed_actions_are_stored_and_inside_their_box(camel, spies, write_po
     excess = np.abs(action - prior) - 0.1 * np.array([1.0, 0.5, 0.5])
     assert excess[warm_up].max() <= 1e-6
     assert excess[warm_up].max() > -0.01  # the warm-up uses the whole box
+
+
+@pytest.mark.parametrize("env_id, act_dim", [("tiny_envs:Count-v0", 3), ("Humanoid-v4", 17)])
+@pytest.mark.parametrize("masking", ["step", "anneal"])
+def test_target_actions_are_inside_their_box(camel, targets, write_policy, env_id, act_dim, masking):
+    policy = write_policy(env_id.split(":")[-1], f"return 0.4 * np.sin(np.arange({act_dim}) + step)")
+    settings = dict(total_timesteps=130, learning_starts=100, eval_episodes=1, epsilon_masking=masking)
+    camel.train(camel.Args(env_id=env_id, policy_file=policy, **settings))
+    assert len(targets) == 30
+    for box_low, box_high, masked, action in targets:
+        assert action.shape == (256, act_dim)
+        assert (box_low <= action).all() and (action <= box_high).all()
+        assert (box_low <= masked).all() and (masked <= box_high).all()
 
 
 def test_humanoid_actions_stay_in_their_box(camel, spies, write_policy):
