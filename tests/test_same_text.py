@@ -41,4 +41,4 @@ def test_loops_differ_only_in_the_update_and_the_networks():
     # Everything from the evaluation on: progress, checkpoint, model.
     end = [lines.index("        done = step + 1  # environment steps so far") for lines in (td3, sac)]
     assert td3[end[0] :] == sac[end[1] :]
-    assert td3[: td3.index("    if args.evaluate:")][-8:] == sac[: sac.index("    if args.evaluate:")][-8:]
+    assert td3[: td3.index("    if args.evaluate:")][-6:] == sac[: sac.index("    if args.evaluate:")][-6:]
