@@ -13,8 +13,8 @@
 """CAMEL-SAC: SAC whose actions are constrained, early in training, by a Python policy written by a language model.
 
 At each step the policy file proposes an action, the prior. A box around it is the part of the action space that the
-agent may use. Epsilon-masking decides how strongly the box applies: fully during the warm-up, not at all at the end.
-The critic's target and the actor's loss respect the same box (masking-aware optimization). `# CAMEL` marks the lines
+agent may use. Epsilon-masking decides how strongly the box applies: at first fully, in the end not at all.
+The critic's target and the actor's loss respect the same box (masking-aware optimization). `# CAMEL` marks the places
 that turn SAC into CAMEL. The idea is that of arXiv 2502.11896; its abstract gives no formulas, these are our choice.
 
 COMMANDS
@@ -57,9 +57,9 @@ class Args:
     """CPU threads of torch; one is best when several runs share the machine"""
 
     policy_file: str = ""
-    """the prior: a `.py` policy or a `.pt` model of an earlier run (expert masking); default: see `llm_policies/`"""
-    no_mask: bool = False
-    """plain SAC: no policy file, no box"""
+    """the prior: a `.py` policy, or a `.pt` model of a run (expert masking); default: `llm_policies/<env>.py`"""
+    mask: bool = True
+    """`--no-mask` is plain SAC: no policy file, no box"""
     mask_width: float = 0.2
     """half-width of the box around the prior, as a fraction of half the action range (2 or more: no constraint)"""
     epsilon_start: float = 1.0
@@ -103,15 +103,15 @@ class Args:
     checkpoint_frequency: int = 0
     """least number of environment steps between checkpoints, written when an episode ends; 0: none"""
     resume: str = ""
-    """`checkpoint.pt` of a run to continue, with that run's settings"""
+    """`checkpoint.pt` of a run to continue; of its settings `--total-timesteps` and `--torch-threads` may change"""
     evaluate: str = ""
-    """`model.pt` of a run to evaluate, with no training"""
+    """`model.pt` or `checkpoint.pt` of a run to evaluate, with no training"""
 
 
 # --- CAMEL: the policy file, the box, the mask, the schedule ---------------------------------------------------------
 def default_policy_file(env_id: str) -> Path:
     """`HalfCheetah-v4` -> `llm_policies/half_cheetah_v4.py`, beside this script."""
-    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", env_id.split(":")[-1])
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", env_id)
     return Path(__file__).parent / "llm_policies" / (re.sub(r"\W+", "_", name).lower() + ".py")
 
 
@@ -126,7 +126,7 @@ def load_policy(path: Path, env: gym.Env):
         raise SystemExit(f"{path}: no such policy file; write one, make one with generate_policy.py, or use --no-mask")
     if path.suffix == ".pt":
         saved = load_saved(str(path))
-        env_id, policy = saved["args"]["env_id"].split(":")[-1], model_policy(saved["actor"])
+        env_id, policy = saved["env_id"], model_policy(saved["actor"])
     else:
         namespace = {"__name__": path.stem}
         try:
@@ -180,7 +180,7 @@ def action_box(prior, strength, low, high, mask_width: float):
 
 
 class Project(torch.autograd.Function):
-    """Clip an action to its box; of the gradient, block only what would push the action further out.
+    """Clip an action to its box; of the loss's gradient, block only what would push the action further out.
 
     A plain clamp has no gradient outside the box, so an output that starts outside never learns to come in. Passing
     every gradient lets it run away. In the spirit of inverting gradients (Hausknecht & Stone, arXiv 1511.04143).
@@ -220,7 +220,7 @@ def linear_epsilon(step: int, args: Args) -> float:
 
 
 def adaptive_epsilon(epsilon: float, episode_return: float, length: int, prior_return: float, args: Args) -> float:
-    """Return epsilon after an episode: lower if its return is within 10 % of the bare policy's, else higher.
+    """Return epsilon after a training episode: lower if its return is at least the bare policy's - 10 %, else higher.
 
     It falls as fast as the linear schedule and rises four times as fast: the mask lets go of an agent that does as well
     as its policy and takes hold again of one that falls behind.
@@ -321,14 +321,16 @@ def make_env(env_id: str) -> gym.Env:
     # The published results that users compare with are on v4.
     warnings.filterwarnings("ignore", message=".*is out of date.*")
     try:
-        env = gym.make(env_id)
+        # Copied, since an environment may go on to change the array that it returned.
+        env = gym.wrappers.TransformObservation(gym.make(env_id), np.array, None)
     except (gym.error.Error, ImportError) as error:
         raise SystemExit(f"--env-id {env_id}: {one_line(error)}")
     for name, space in (("observation", env.observation_space), ("action", env.action_space)):
         if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
             raise SystemExit(f"--env-id {env_id}: the {name} space must be a one-dimensional Box, not {space}")
-    if not (np.isfinite(env.action_space.low).all() and np.isfinite(env.action_space.high).all()):
-        raise SystemExit(f"--env-id {env_id}: the action bounds must be finite, not {env.action_space}")
+    low, high = env.action_space.low, env.action_space.high
+    if not (np.isfinite(high - low) & (low < high)).all():
+        raise SystemExit(f"--env-id {env_id}: the action bounds must be finite and apart, not {env.action_space}")
     return env
 
 
@@ -370,7 +372,7 @@ def check(args: Args):
     may_be_0 |= {"exploration_noise", "policy_noise", "noise_clip", "alpha"}
     for name, value in asdict(args).items():
         flag = f"--{name.replace('_', '-')} {value}"
-        if type(value) in (int, float) and not (value > 0 or (value == 0 and name in may_be_0)):
+        if type(value) in (int, float) and not (0 < value < np.inf or (value == 0 and name in may_be_0)):
             raise SystemExit(f"{flag}: must be {'0 or more' if name in may_be_0 else 'above 0'}")
         if name in {"gamma", "tau", "epsilon_start", "epsilon_fraction"} and value > 1:
             raise SystemExit(f"{flag}: must be at most 1")
@@ -382,14 +384,16 @@ def load_checkpoint(args: Args, script: str) -> dict:
     """Return the checkpoint that `args` resumes. SystemExit, in one line, if it cannot go on with these settings."""
     saved = load_saved(args.resume, script)
     changed = {name for name, value in saved["args"].items() if value != getattr(args, name)}
-    changed -= {"total_timesteps", "device", "torch_threads", "checkpoint_frequency", "resume"}
-    if "rows" not in saved or saved["step"] >= args.total_timesteps or changed:
-        reason = f"{', '.join(sorted(changed))} cannot change" if changed else "it has no steps left to train"
-        raise SystemExit(f"{args.resume}: cannot be resumed: {reason}")
+    changed -= {"total_timesteps", "torch_threads", "resume"}
+    if changed:
+        raise SystemExit(f"{args.resume}: cannot be resumed with another {', '.join(sorted(changed))}")
+    if "rows" not in saved or saved["step"] >= args.total_timesteps:
+        raise SystemExit(f"{args.resume}: cannot be resumed: no checkpoint.pt, or no steps left to train")
     return saved
 
 
 def torch_device(name: str) -> torch.device:
+    """Return the device of that name; SystemExit if it is not there."""
     found = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if name == "auto":
         name = "cuda" if found["cuda"] else "cpu"
@@ -403,10 +407,12 @@ def train(args: Args):
     """Train an agent, go on with its training (--resume), or only measure it (--evaluate)."""
     check(args)
     device = torch_device(args.device)
+    args = replace(args, device=device.type, epsilon_start=args.epsilon_start if args.mask else 0.0)
     torch.set_num_threads(args.torch_threads)
     torch.manual_seed(args.seed)
     generator = torch.Generator(device).manual_seed(args.seed)
-    mask_generator = torch.Generator(device).manual_seed(args.seed)  # its own, so that the mask shifts no other draw
+    # The mask has a generator of its own, so that it shifts no other draw.
+    mask_generator = torch.Generator(device).manual_seed(args.seed + 2**32)
     env, eval_env = make_env(args.env_id), make_env(args.env_id)
     obs_dim, act_dim = env.observation_space.shape[0], env.action_space.shape[0]
 
@@ -421,17 +427,20 @@ def train(args: Args):
             return actor(tensor(obs)).cpu().numpy()
 
     if args.evaluate:
-        actor.load_state_dict(load_saved(args.evaluate, ALGORITHM)["actor"])
+        saved = load_saved(args.evaluate, ALGORITHM)
+        if saved["env_id"] != env.spec.id:
+            raise SystemExit(f"{args.evaluate}: trained on {saved['env_id']}, not on {env.spec.id}")
+        actor.load_state_dict(saved["actor"])
         returns = evaluate(eval_env, agent_policy, args.eval_episodes)
         return print(f"return {returns.mean():.1f} +- {returns.std():.1f} over {args.eval_episodes} episodes")
 
-    # CAMEL: the prior. Its return is measured before anything is written, so that a faulty file leaves no run behind.
-    if args.no_mask:
-        prior_policy, prior_return = lambda obs, step: np.zeros(0), float("nan")
-    else:
-        prior_policy = load_policy(Path(args.policy_file or default_policy_file(args.env_id)), env)
+    # CAMEL: the prior. Its return is measured before anything is written: most faults show before there is a run.
+    if args.mask:
+        prior_policy = load_policy(Path(args.policy_file or default_policy_file(env.spec.id)), env)
         prior_return = evaluate(eval_env, prior_policy, args.eval_episodes).mean().item()
         print(f"return of the bare policy: {prior_return:.1f}")
+    else:
+        prior_policy, prior_return = lambda obs, step: np.zeros(0), float("nan")
 
     target_qf = deepcopy(qf).requires_grad_(False)
     actor_optimizer = torch.optim.Adam(actor.parameters(), lr=args.policy_lr, fused=True)
@@ -442,15 +451,15 @@ def train(args: Args):
     temperature_optimizer = torch.optim.Adam(temperature.parameters(), lr=args.q_lr, fused=True)
     parameters, target_parameters = list(qf.parameters()), list(target_qf.parameters())
     capacity = min(args.buffer_size, args.total_timesteps)
-    buffer = ReplayBuffer(capacity, obs_dim, act_dim, 0 if args.no_mask else act_dim, device)
+    buffer = ReplayBuffer(capacity, obs_dim, act_dim, act_dim if args.mask else 0, device)
     print(f"replay buffer: {capacity} transitions, {buffer.rows.nbytes / 1e6:.0f} MB")
 
     parts = {"actor": actor, "qf": qf, "target_qf": target_qf, "temperature": temperature}
     parts |= {"actor_optimizer": actor_optimizer, "qf_optimizer": qf_optimizer}
     parts |= {"temperature_optimizer": temperature_optimizer}
     first_step, updates, progress, training_returns = 0, 0, [], []
-    epsilon = 0.0 if args.no_mask else args.epsilon_start
-    settings = {**asdict(args), "resume": ""}
+    epsilon = args.epsilon_start
+    about = {"script": ALGORITHM, "env_id": env.spec.id, "args": {**asdict(args), "resume": ""}}
     obs, _ = env.reset(seed=args.seed)
     if args.resume:
         run_dir, saved = Path(args.resume).parent, load_checkpoint(args, ALGORITHM)
@@ -462,14 +471,15 @@ def train(args: Args):
         first_step, updates, epsilon = saved["step"], saved["updates"], saved["epsilon"]
         progress, training_returns = saved["progress"], saved["training_returns"]
         env.unwrapped.np_random.bit_generator.state = saved["env_generator"]
+        del saved  # it holds a second copy of the buffer
         obs, _ = env.reset()
     else:
         run_name = f"{env.spec.id}__{ALGORITHM}__{args.seed}__{datetime.now():%Y%m%d-%H%M%S-%f}"
         run_dir = Path("runs") / run_name
         run_dir.mkdir(parents=True)
         versions = {package.__name__: package.__version__ for package in (gym, np, torch)}
-        (run_dir / "config.json").write_text(json.dumps({**settings, **versions}, indent=2), encoding="utf-8")
-    writer = SummaryWriter(run_dir, purge_step=first_step)
+        (run_dir / "config.json").write_text(json.dumps({**asdict(args), **versions}, indent=2), encoding="utf-8")
+    writer = SummaryWriter(run_dir, purge_step=first_step + 1)
 
     def log(step: int, scalars: dict[str, float]):
         for tag, value in scalars.items():
@@ -481,7 +491,7 @@ def train(args: Args):
 
     for step in range(first_step, args.total_timesteps):
         # CAMEL: how strongly the box applies to this action
-        if args.epsilon_schedule == "linear" and not args.no_mask:
+        if args.epsilon_schedule == "linear":
             epsilon = linear_epsilon(step, args)
         if episode_step == 0 or args.epsilon_masking != "episode":
             strength = mask_strength(epsilon, args.epsilon_masking, mask_generator, 1)
@@ -494,7 +504,8 @@ def train(args: Args):
                 proposal, _ = actor.sample(tensor(obs), generator)
                 action = mask_action(proposal, box, low, high, args.mask_mapping)  # CAMEL
             action = action.clamp(*box).cpu().numpy()  # what is executed is what is stored
-        next_obs, reward, terminated, truncated, _ = env.step(action)
+        next_obs, reward, terminated, truncated, _ = env.step(action.copy())
+        steps_done = step + 1
         episode_step, episode_return = episode_step + 1, episode_return + float(reward)
         next_prior = prior_policy(next_obs, episode_step)  # CAMEL
         # A time limit is no terminal state: the target goes on to bootstrap from the true last observation.
@@ -539,18 +550,18 @@ def train(args: Args):
                 with torch.no_grad():
                     torch._foreach_lerp_(target_parameters, parameters, args.tau)
             if updates % (100 * args.policy_frequency) == 0:
-                log(step, {f"losses/qf{i + 1}_values": values[i].mean().item() for i in (0, 1)})
-                log(step, {f"losses/qf{i + 1}_loss": qf_losses[i].item() for i in (0, 1)})
-                log(step, {"losses/qf_loss": qf_losses.mean().item(), "losses/actor_loss": actor_loss.item()})
-                log(step, {"losses/alpha": alpha.item()})
+                log(steps_done, {f"losses/qf{i + 1}_values": values[i].mean().item() for i in (0, 1)})
+                log(steps_done, {f"losses/qf{i + 1}_loss": qf_losses[i].item() for i in (0, 1)})
+                log(steps_done, {"losses/qf_loss": qf_losses.mean().item(), "losses/actor_loss": actor_loss.item()})
+                log(steps_done, {"losses/alpha": alpha.item()})
                 if args.autotune:
-                    log(step, {"losses/alpha_loss": alpha_loss.item()})
+                    log(steps_done, {"losses/alpha_loss": alpha_loss.item()})
 
-        done = step + 1  # environment steps so far
-        if done == args.total_timesteps or (args.eval_frequency and done % args.eval_frequency == 0):
+        evaluation_due = args.eval_frequency and steps_done % args.eval_frequency == 0
+        if evaluation_due or steps_done == args.total_timesteps:
             returns = evaluate(eval_env, agent_policy, args.eval_episodes)
-            speed = (done - first_step) / (time.time() - started)
-            row = {"step": done, "return_mean": returns.mean().item(), "return_std": returns.std().item()}
+            speed = (steps_done - first_step) / (time.time() - started)
+            row = {"step": steps_done, "return_mean": returns.mean().item(), "return_std": returns.std().item()}
             row["training_return"] = sum(training_returns) / len(training_returns) if training_returns else float("nan")
             row |= {"epsilon": epsilon, "steps_per_second": speed}
             progress, training_returns = progress + [row], []
@@ -558,44 +569,40 @@ def train(args: Args):
                 table = csv.DictWriter(file, row)
                 table.writeheader()
                 table.writerows(progress)
-            log(done, {"eval/return_mean": row["return_mean"], "eval/return_std": row["return_std"]})
-            log(done, {"eval/prior_return": prior_return, "charts/SPS": speed})
-            minutes = (args.total_timesteps - done) / speed / 60
-            status = f"step {done}: return {returns.mean():.1f} +- {returns.std():.1f}, epsilon {epsilon:.2f}"
+            log(steps_done, {"eval/return_mean": row["return_mean"], "eval/return_std": row["return_std"]})
+            log(steps_done, {"eval/prior_return": prior_return, "charts/SPS": speed})
+            minutes = (args.total_timesteps - steps_done) / speed / 60
+            status = f"step {steps_done}: return {returns.mean():.1f} +- {returns.std():.1f}, epsilon {epsilon:.2f}"
             print(f"{status}, {speed:.0f} steps/s, {minutes:.0f} min left", flush=True)
 
         if terminated or truncated:
-            log(done, {"charts/episodic_return": episode_return, "charts/episodic_length": episode_step})
-            box_width = ((box[1] - box[0]) / (high - low)).mean().item()
-            log(done, {"camel/epsilon": epsilon, "camel/mask_strength": float(strength), "camel/box_width": box_width})
+            log(steps_done, {"charts/episodic_return": episode_return, "charts/episodic_length": episode_step})
+            log(steps_done, {"camel/epsilon": epsilon, "camel/mask_strength": float(strength)})
+            log(steps_done, {"camel/box_width": ((box[1] - box[0]) / (high - low)).mean().item()})
             training_returns.append(episode_return)
-            if args.epsilon_schedule == "adaptive" and not args.no_mask and step >= args.learning_starts:  # CAMEL
+            if args.epsilon_schedule == "adaptive" and step >= args.learning_starts:  # CAMEL
                 epsilon = adaptive_epsilon(epsilon, episode_return, episode_step, prior_return, args)
-            if args.checkpoint_frequency and done >= last_checkpoint + args.checkpoint_frequency:
-                last_checkpoint = done
-                checkpoint = {
-                    **{"script": ALGORITHM, "args": settings, "step": done, "updates": updates},
-                    **{"epsilon": epsilon, "progress": progress, "training_returns": training_returns},
-                    **{name: part.state_dict() for name, part in parts.items()},
-                    **{"rows": buffer.rows[: len(buffer)], "count": buffer.count},
-                    **{"generator": generator.get_state(), "mask_generator": mask_generator.get_state()},
-                    "env_generator": env.unwrapped.np_random.bit_generator.state,
-                }
+            if args.checkpoint_frequency and steps_done >= last_checkpoint + args.checkpoint_frequency:
+                last_checkpoint = steps_done
+                checkpoint = about | {name: part.state_dict() for name, part in parts.items()}
+                checkpoint |= dict(step=steps_done, updates=updates, epsilon=epsilon, progress=progress)
+                checkpoint |= dict(rows=buffer.rows[: len(buffer)], count=buffer.count)
+                checkpoint |= dict(generator=generator.get_state(), mask_generator=mask_generator.get_state())
+                checkpoint["env_generator"] = env.unwrapped.np_random.bit_generator.state
+                checkpoint["training_returns"] = training_returns
                 save(run_dir / "checkpoint.pt", checkpoint)
             obs, _ = env.reset()
             prior, episode_step, episode_return = prior_policy(obs, 0), 0, 0.0
 
     writer.close()
     # Written last: a run that has a model is complete.
-    model = {"script": ALGORITHM, "args": settings, "actor": actor.state_dict(), "qf": qf.state_dict()}
-    save(run_dir / "model.pt", model)
+    save(run_dir / "model.pt", about | {"actor": actor.state_dict(), "qf": qf.state_dict()})
     print(f"return {row['return_mean']:.1f} +- {row['return_std']:.1f}; the agent is in {run_dir / 'model.pt'}")
 
 
 if __name__ == "__main__":
-    args = tyro.cli(Args, config=(tyro.conf.FlagCreatePairsOff,))
+    args = tyro.cli(Args)
     if path := args.resume or args.evaluate:  # the saved run's settings are the defaults
-        saved_args = Args(**load_saved(path, ALGORITHM)["args"])
-        saved_args = replace(saved_args, resume=args.resume, evaluate=args.evaluate)
-        args = tyro.cli(Args, default=saved_args, config=(tyro.conf.FlagCreatePairsOff,))
+        saved_args = load_saved(path, ALGORITHM)["args"] | {"resume": args.resume, "evaluate": args.evaluate}
+        args = tyro.cli(Args, default=Args(**saved_args))
     train(args)

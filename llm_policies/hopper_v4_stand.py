@@ -8,7 +8,7 @@ Stiff enough to stand whatever constant corner of the box of mask_width 0.3 is a
 Written by: Claude (Anthropic)  Prompt: none kept; rules by the model, gains by a search  Date: 2026-11-30
 Return: 1016.3 +- 0.7 over 20 episodes, seeds 0..19  (zero action: 162.1)
 Speed 0.02 m/s, episode length 1000. With each action drawn uniformly in the box of mask_width 0.2 around this policy's:
-1016.1 +- 0.7. Improvement: about 260000 environment steps.
+1016.1 +- 0.7. Improvement: about 800000 environment steps, most of them to check the stiffness.
 """
 import math
 

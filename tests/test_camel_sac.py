@@ -105,7 +105,7 @@ SETTINGS = dict(env_id="Hopper-v4", total_timesteps=350, learning_starts=250, ba
 
 @pytest.mark.parametrize("autotune", [True, False])
 def test_mask_off_is_plain_sac_to_the_bit(autotune):
-    ours = trained(camel_sac, no_mask=True, autotune=autotune, **SETTINGS)
+    ours = trained(camel_sac, mask=False, autotune=autotune, **SETTINGS)
     assert same_weights(ours, plain_sac(**SETTINGS, autotune=autotune))
 
 
@@ -178,7 +178,7 @@ def test_deterministic_action_is_that_of_the_mean(monkeypatch):
 
 def temperature_after(write_policy, **settings):
     settings = SETTINGS | dict(learning_starts=200, total_timesteps=500, checkpoint_frequency=1) | settings
-    if not settings.get("no_mask"):
+    if "mask" not in settings:
         settings["policy_file"] = write_policy("Hopper-v4", "return np.zeros(3)")
     camel_sac.train(camel_sac.Args(**settings))
     return torch.load(newest_run() / "checkpoint.pt")["temperature"]["log_alpha"].exp().item()
@@ -186,7 +186,7 @@ def temperature_after(write_policy, **settings):
 
 def test_temperature_is_the_same_in_a_narrow_box(write_policy):
     masked = temperature_after(write_policy, mask_width=0.05, epsilon_schedule="adaptive")
-    unmasked = temperature_after(write_policy, no_mask=True)
+    unmasked = temperature_after(write_policy, mask=False)
     assert masked == pytest.approx(unmasked, rel=0.05) and 0.5 < masked < 0.9
 
 
@@ -210,13 +210,13 @@ def test_target_entropy_is_minus_the_number_of_actions(monkeypatch, surplus, ris
 
     monkeypatch.setattr(camel_sac.Actor, "sample", sample_at)
     settings = dict(total_timesteps=60, learning_starts=40, eval_episodes=1, checkpoint_frequency=1)
-    camel_sac.train(camel_sac.Args(env_id="tiny_envs:Count-v0", no_mask=True, **settings))
+    camel_sac.train(camel_sac.Args(env_id="tiny_envs:Count-v0", mask=False, **settings))
     log_alpha = torch.load(newest_run() / "checkpoint.pt")["temperature"]["log_alpha"].item()
     assert log_alpha > 0.005 if rises else log_alpha < -0.005
 
 
 def test_temperature_moves_after_a_resume(small):
-    settings = dict(env_id="Match-v0", no_mask=True, **small) | {"checkpoint_frequency": 20}
+    settings = dict(env_id="Match-v0", mask=False, **small) | {"checkpoint_frequency": 20}
     camel_sac.train(camel_sac.Args(**settings))
     path = newest_run() / "checkpoint.pt"
     before = torch.load(path)["temperature"]["log_alpha"].item()

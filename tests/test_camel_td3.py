@@ -94,7 +94,7 @@ def camel():
 
 
 def test_mask_off_is_plain_td3_to_the_bit():
-    ours = trained(camel_td3, no_mask=True, **SETTINGS)
+    ours = trained(camel_td3, mask=False, **SETTINGS)
     assert same_weights(ours, plain_td3(**SETTINGS))
 
 
@@ -108,7 +108,7 @@ def test_at_epsilon_0_the_path_is_plain_td3_to_the_bit(write_policy, monkeypatch
         if path.name == "checkpoint.pt" and contents["epsilon"] == 0 and not Path("kept.pt").exists():
             shutil.copy(path, "kept.pt")
 
-    monkeypatch.setattr(camel, "save", keep_the_first_at_0)
+    monkeypatch.setattr(camel_td3, "save", keep_the_first_at_0)
     settings = SETTINGS | dict(epsilon_fraction=0.2, epsilon_masking=masking, checkpoint_frequency=1)
     masked = trained(camel_td3, policy_file=write_policy("Hopper-v4", "return 0.5 * np.sin(obs[:3])"), **settings)
     checkpoint = torch.load("kept.pt")
@@ -136,7 +136,7 @@ def test_twin_critic_is_two_independent_networks():
 @pytest.mark.parametrize("env_id", ["tiny_envs:Count-v0", "Humanoid-v4"])
 def test_smoothing_noise_is_per_row_and_dimension_and_scaled(targets, env_id):
     camel_td3.train(
-        camel_td3.Args(env_id=env_id, no_mask=True, total_timesteps=120, learning_starts=100, eval_episodes=1)
+        camel_td3.Args(env_id=env_id, mask=False, total_timesteps=120, learning_starts=100, eval_episodes=1)
     )
     space = gym.make(env_id).action_space
     middle, half_range = (torch.from_numpy(bound) / 2 for bound in (space.high + space.low, space.high - space.low))
@@ -174,14 +174,14 @@ def test_delayed_actor_updates_leave_the_critic_alone(monkeypatch, policy_freque
     optimizers_gradients = []
     monkeypatch.setattr(torch.optim, "Adam", Adam)
     settings = dict(total_timesteps=120, learning_starts=100, eval_episodes=1, policy_frequency=policy_frequency)
-    camel_td3.train(camel_td3.Args(env_id="tiny_envs:Match-v0", no_mask=True, **settings))
+    camel_td3.train(camel_td3.Args(env_id="tiny_envs:Match-v0", mask=False, **settings))
     assert steps.count("critic") == 20 and steps.count("actor") == 20 // policy_frequency
 
 
 @pytest.mark.parametrize(
     "prior, settings",
     [
-        ("plain", {"no_mask": True}),
+        ("plain", {"mask": False}),
         ("helpful", {}),
         ("harmful", {"epsilon_fraction": 0.3}),
         ("harmful", {"epsilon_fraction": 0.3, "epsilon_masking": "step"}),

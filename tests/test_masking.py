@@ -114,7 +114,7 @@ def test_adaptive_schedule_under_a_poor_policy_is_the_linear_one():
         ("Hopper-v4", "hopper_v4.py"),
         ("HalfCheetah-v4", "half_cheetah_v4.py"),
         ("Walker2d-v4", "walker2d_v4.py"),
-        ("my_robot:Reach-v0", "reach_v0.py"),
+        ("Reach-v0", "reach_v0.py"),
     ],
 )
 def test_default_policy_file(env_id, name):
