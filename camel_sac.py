@@ -432,7 +432,8 @@ def train(args: Args):
             raise SystemExit(f"{args.evaluate}: trained on {saved['env_id']}, not on {env.spec.id}")
         actor.load_state_dict(saved["actor"])
         returns = evaluate(eval_env, agent_policy, args.eval_episodes)
-        return print(f"return {returns.mean():.1f} +- {returns.std():.1f} over {args.eval_episodes} episodes")
+        print(f"return {returns.mean():.1f} +- {returns.std():.1f} over {args.eval_episodes} episodes")
+        return
 
     # CAMEL: the prior. Its return is measured before anything is written: most faults show before there is a run.
     if args.mask:

@@ -396,6 +396,7 @@ def body(*lines):
         f"DATA = '{'a' * 10_000_000}'\n" + ZERO,
         'ENV_ID = "Hopper-v4"\n' + ZERO,
         'ENV_ID = "Pen" + "dulum-v1"\n' + ZERO,
+        'ENV_ID = "Pendulum-v1"\nENV_ID += ""\n' + ZERO,
     ],
 )
 def test_lint_refuses(code):
@@ -513,16 +514,16 @@ HOSTILE = {
         {"memory", "timeout"},
     ),
     "recursion": ("def policy(obs, step):\n    return policy(obs, step)", {"exception"}),
-    "write": ("def policy(obs, step):\n    open({path!r}, 'w').write('x')", {"exception"}),
+    "write": ("def policy(obs, step):\n    open(STOLEN, 'w').write('x')", {"exception"}),
     "write relative": ("def policy(obs, step):\n    open('x', 'w').write('x')", {"exception"}),
-    "write through numpy": ("import numpy as np\ndef policy(obs, step):\n    np.save({path!r}, obs)", {"exception"}),
+    "write through numpy": ("import numpy as np\ndef policy(obs, step):\n    np.save(STOLEN, obs)", {"exception"}),
     "write through a shell": (
-        "import os\ndef policy(obs, step):\n    raise OSError(os.system('echo x > ' + {path!r}))",
+        "import os\ndef policy(obs, step):\n    raise OSError(os.system('echo x > ' + STOLEN))",
         {"exception"},
     ),
     "read a file": ("def policy(obs, step):\n    open('/etc/passwd')", {"exception"}),
     "load a pickle": (
-        "import numpy as np\ndef policy(obs, step):\n    return np.load({path!r}, allow_pickle=True)",
+        "import numpy as np\ndef policy(obs, step):\n    return np.load(STOLEN, allow_pickle=True)",
         {"exception"},
     ),
     "network": ("import socket\ndef policy(obs, step):\n    socket.socket()", {"exception"}),
@@ -544,7 +545,7 @@ HOSTILE = {
         {"exception"},
     ),
     "forges an answer": (
-        'import os\ndef policy(obs, step):\n    os.write(4, b\'{{"kind": [], "actions": 1}}\\n\')',
+        'import os\ndef policy(obs, step):\n    os.write(4, b\'{"kind": [], "actions": 1}\\n\')',
         {"exception"},
     ),
     "10 MB literal": (
@@ -553,16 +554,18 @@ HOSTILE = {
     ),
 }
 
+FOR_THE_CHILD_ALONE = {"infinite loop", "busy in C", "recursion", "one big array", "a memory hog in small pieces"}
+
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_code_that_passed_the_lint_is_stopped(name, arena, bench, queries):
     code, kinds = HOSTILE[name]
-    if len(code) < 10_000:
-        code = code.replace("{path!r}", repr(str(arena / "stolen"))).replace("{{", "{").replace("}}", "}")
-    with pytest.raises(gp.Failure):  # the lint refuses each of them too
+    code = code.replace("STOLEN", repr(str(arena / "stolen")))
+    if name in FOR_THE_CHILD_ALONE:
         gp.lint(code)
-        assert name in ("infinite loop", "busy in C", "recursion", "one big array", "a memory hog in small pieces")
-        raise gp.Failure("lint", "not the lint's business")
+    else:
+        with pytest.raises(gp.Failure):
+            gp.lint(code)
     start = time.monotonic()
     with pytest.raises(gp.Failure) as failure:
         gp.trial(code, bench, queries)
@@ -611,6 +614,7 @@ def test_the_child_has_no_key(arena, bench, queries):
             "ZeroDivisionError.*at step 151",
         ),
         ("def nothing(): pass", "exception", "policy"),
+        ("import math as ENV_ID\ndef policy(obs, step):\n    return [0]", "exception", "ENV_ID became"),
         ("def policy(obs, step):\n    obs[0] = 0\n    return [0]", "impure", "its argument"),
         ("n = [0]\ndef policy(obs, step):\n    n[0] += 1\n    return [n[0] * 1e-3]", "impure", "another order"),
         ("def policy(obs, step, n=[0]):\n    n.append(0)\n    return [len(n) > 99]", "wrong_shape", "bool"),
@@ -920,7 +924,7 @@ def test_bad_arguments(args, words, tmp_path):
 def test_help_and_print_prompt_are_quiet(tmp_path):
     result = run(tmp_path, "--help")
     assert result.returncode == 0 and result.stderr == "" and "NOT a sandbox" in re.sub(r"\s+", " ", result.stdout)
-    result = run(tmp_path, "--env-id", "Hopper-v4", "--print-prompt")
-    assert result.returncode == 0 and result.stderr == "" and "thigh_joint" in result.stdout
+    result = run(tmp_path, "--env-id", "HalfCheetah-v4", "--print-prompt")
+    assert result.returncode == 0 and result.stderr == "" and "bthigh" in result.stdout
     assert list(tmp_path.iterdir()) == []
     assert gp.default_output("HalfCheetah-v4").relative_to(SCRIPT.parent) == Path("llm_policies/half_cheetah_v4.py")
