@@ -3,7 +3,7 @@ the back leg; both legs kick, the front foot is held straight. PD control turns 
 When the nose drops both thighs push further back, whose reaction lifts it again.
 
 Written by: Claude (Anthropic)  Prompt: none kept; rules by the model, gains by a search  Date: 2026-11-30
-Return: 4667 +- 102 over 20 episodes, seeds 0..19  (zero action: -0.02)
+Return: 4645.2 +- 159.9 over 20 episodes, seeds 0..19  (zero action: -0.0)
 Speed 5.02 m/s, episode length 1000. Actions drawn uniformly in the box of mask_width 0.2: 3719 +- 166, length 1000.
 About 8.1 million environment steps went into looking at rollouts and searching over the gains below.
 """

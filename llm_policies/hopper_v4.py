@@ -4,7 +4,7 @@ The thigh always keeps the torso level. On the ground the leg bends while fallin
 foot steers the capture point (centre of mass + time * velocity). In the air the leg folds, then stretches to land.
 
 Written by: Claude (Anthropic)  Prompt: none kept; rules by the model, gains by a search  Date: 2026-11-30
-Return: 2621.9 +- 2.3 over 20 episodes, seeds 0..19  (zero action: 162.1)
+Return: 2621.9 +- 2.4 over 20 episodes, seeds 0..19  (zero action: 162.1)
 Speed 1.62 m/s, episode length 1000. With each action drawn uniformly in the box of mask_width 0.2 around this policy's:
 2625.9 +- 22.7, 1.63 m/s, length 1000. Improvement: 15.5 million environment steps, most in CMA-ES over these gains.
 """

@@ -4,7 +4,7 @@ The legs take turns. The swing leg lifts and reaches forward, further when the h
 too fast; the standing thigh holds the torso's lean and the standing foot steers the capture point.
 
 Written by: Claude (Anthropic)  Prompt: none kept; rules by the model, gains by a search  Date: 2026-11-30
-Return: 3273.1 +- 37.5 over 20 episodes, seeds 0..19  (zero action: 92.5)
+Return: 3259.6 +- 41.6 over 20 episodes, seeds 0..19  (zero action: 92.5)
 Speed 2.28 m/s, episode length 1000. With each action drawn uniformly in the box of mask_width 0.2 around this policy's:
 3327.6 +- 39.9, 2.33 m/s, length 1000. Improvement: 2.8 million environment steps, most in CMA-ES over these gains.
 """

@@ -664,6 +664,21 @@ def test_rollout_is_what_a_plain_loop_measures(bench):
     assert e.terms["reward"] == pytest.approx(np.mean(returns) / 200)
 
 
+def test_trial_queries_of_an_environment_that_reuses_its_array(queries):
+    class Reusing(gym.ObservationWrapper):
+        buffer = np.zeros(3, np.float32)
+
+        def observation(self, observation):
+            self.buffer[:] = observation
+            return self.buffer
+
+    bench = gp.Bench("Pendulum-v1")
+    bench.env = Reusing(bench.env)
+    assert bench.trial_queries() == queries and bench.steps == 200
+    assert len({tuple(obs) for obs, _ in queries}) > 220 and {step for _, step in queries} == set(range(200)) | {200}
+    assert all(bench.obs_space.contains(np.array(obs, np.float32)) for obs, _ in queries)
+
+
 def test_terminations_and_reward_terms_are_reported():
     ant = gp.Bench("Ant-v4")
     e = gp.rollout(ant, lambda q: np.tile(np.array([0, 1, 0, -1, 0, 1, 0, -1.0]), (len(q), 1)), range(2))
