@@ -54,6 +54,33 @@ def test_training_command(command, tmp_path):
     assert list(tmp_path.glob("runs/*/model.pt"))
 
 
+def generate_command(mark):
+    (line,) = [line for line in LINES if line.startswith("python generate_policy.py") and mark in line]
+    return line
+
+
+def run_in_root(command, **settings):
+    words = shlex.split(command)[1:]
+    return subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=120, **settings)
+
+
+def test_print_prompt_command():
+    done = run_in_root(generate_command("--print-prompt"))
+    assert done.returncode == 0 and "policy(obs: np.ndarray, step: int)" in done.stdout
+
+
+def test_screen_command():
+    """On one of the files, for the sake of time."""
+    one = "llm_policies/hopper_v4_qwen.py"
+    done = run_in_root(generate_command("--screen").replace("llm_policies/*.py", one))
+    assert done.returncode == 0 and re.search(r"Return: 99\d\.\d \+- 0\.7 over 20 episodes", done.stdout)
+
+
+def test_generate_command_without_a_server():
+    done = run_in_root(generate_command("--rounds 2").replace(":8123", ":9"))
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and "127.0.0.1:9" in done.stderr
+
+
 def test_worked_example_learns(tmp_path):
     """The README's own environment and policy, at the README's own length: near the best return, unmasked."""
     (command,) = [command for command in TRAINING if "my_robot" in command]
