@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -5,6 +6,10 @@ from pathlib import Path
 import pytest
 import tiny_envs  # noqa: F401  registers the environments
 import torch
+
+# Two tests run side by side, so one thread each, in the processes that they start as well.
+torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
 
 ROOT = Path(__file__).parent.parent
 

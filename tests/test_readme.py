@@ -28,7 +28,7 @@ def test_there_are_commands():
 
 
 def test_ci_runs_the_test_command_of_the_readme():
-    (line,) = [line for line in LINES if line.endswith("python -m pytest")]
+    (line,) = [line for line in LINES if line.endswith("python -m pytest -n 2")]
     # What .ci/run hands to the shell, by its own extraction.
     extraction = re.search(r'\$\((.*)\)"', (ROOT / ".ci/run").read_text()).group(1)
     shown = subprocess.run(["sh", "-c", extraction], cwd=ROOT, capture_output=True, text=True)
