@@ -233,3 +233,11 @@ def test_known_optimum_is_found(write_policy, prior, settings):
     camel_sac.train(camel_sac.Args(env_id="Match-v0", **settings))
     rows = np.genfromtxt(newest_run() / "progress.csv", delimiter=",", names=True)
     assert rows["return_mean"].flat[-1] > 9
+
+
+def test_pendulum_is_solved():
+    """Actions of +-2. Solved is above -250; the zero action is worth about -1200."""
+    settings = dict(total_timesteps=5000, learning_starts=1000, eval_frequency=0)
+    camel_sac.train(camel_sac.Args(env_id="Pendulum-v1", mask=False, **settings))
+    rows = np.genfromtxt(newest_run() / "progress.csv", delimiter=",", names=True)
+    assert rows["return_mean"].flat[-1] > -250
