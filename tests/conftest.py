@@ -1,4 +1,5 @@
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +77,24 @@ def targets(camel, monkeypatch):
     monkeypatch.setattr(camel, "mask_action", spying_mask)
     monkeypatch.setattr(camel.TwinCritic, "forward", spying_forward)
     return seen
+
+
+@pytest.fixture
+def keep_checkpoint(monkeypatch):
+    """keep_checkpoint(script, when): the script's first checkpoint for which `when(contents)` stays, in `kept/`."""
+
+    def keep(camel, when):
+        save, kept = camel.save, Path("kept/checkpoint.pt")
+
+        def keeping_save(path, contents):
+            save(path, contents)
+            if path.name == "checkpoint.pt" and when(contents) and not kept.exists():
+                kept.parent.mkdir()
+                shutil.copy(path, kept)
+
+        monkeypatch.setattr(camel, "save", keeping_save)
+
+    return keep
 
 
 def newest_run() -> Path:

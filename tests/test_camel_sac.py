@@ -1,9 +1,7 @@
 """What is SAC's own: equality with a plain SAC, the squashed Gaussian's density, the temperature, known optima."""
 
 import math
-import shutil
 from copy import deepcopy
-from pathlib import Path
 
 import camel_sac
 import gymnasium as gym
@@ -109,19 +107,12 @@ def test_mask_off_is_plain_sac_to_the_bit(autotune):
     assert same_weights(ours, plain_sac(**SETTINGS, autotune=autotune))
 
 
-def test_at_epsilon_0_the_path_is_plain_sac_to_the_bit(write_policy, monkeypatch):
+def test_at_epsilon_0_the_path_is_plain_sac_to_the_bit(write_policy, keep_checkpoint):
     """From a checkpoint of a masked run, taken when epsilon had reached 0, plain SAC ends in the same weights."""
-    save = camel_sac.save
-
-    def keep_the_first_at_0(path, contents):
-        save(path, contents)
-        if path.name == "checkpoint.pt" and contents["epsilon"] == 0 and not Path("kept.pt").exists():
-            shutil.copy(path, "kept.pt")
-
-    monkeypatch.setattr(camel_sac, "save", keep_the_first_at_0)
+    keep_checkpoint(camel_sac, lambda contents: contents["epsilon"] == 0)
     settings = SETTINGS | dict(epsilon_fraction=0.1, checkpoint_frequency=1)
     masked = trained(camel_sac, policy_file=write_policy("Hopper-v4", "return 0.5 * np.sin(obs[:3])"), **settings)
-    checkpoint = torch.load("kept.pt")
+    checkpoint = torch.load("kept/checkpoint.pt")
     assert 260 <= checkpoint["step"] < 345
     assert same_weights(masked, plain_sac(**SETTINGS, checkpoint=checkpoint))
 

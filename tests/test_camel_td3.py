@@ -1,8 +1,6 @@
 """What is TD3's own: equality with a plain TD3, target smoothing, delayed updates, and known optima."""
 
-import shutil
 from copy import deepcopy
-from pathlib import Path
 
 import camel_td3
 import gymnasium as gym
@@ -99,19 +97,12 @@ def test_mask_off_is_plain_td3_to_the_bit():
 
 
 @pytest.mark.parametrize("masking", ["step", "episode", "anneal"])
-def test_at_epsilon_0_the_path_is_plain_td3_to_the_bit(write_policy, monkeypatch, masking):
+def test_at_epsilon_0_the_path_is_plain_td3_to_the_bit(write_policy, keep_checkpoint, masking):
     """From a checkpoint of a masked run, taken when epsilon had reached 0, plain TD3 ends in the same weights."""
-    save = camel_td3.save
-
-    def keep_the_first_at_0(path, contents):
-        save(path, contents)
-        if path.name == "checkpoint.pt" and contents["epsilon"] == 0 and not Path("kept.pt").exists():
-            shutil.copy(path, "kept.pt")
-
-    monkeypatch.setattr(camel_td3, "save", keep_the_first_at_0)
+    keep_checkpoint(camel_td3, lambda contents: contents["epsilon"] == 0)
     settings = SETTINGS | dict(epsilon_fraction=0.2, epsilon_masking=masking, checkpoint_frequency=1)
     masked = trained(camel_td3, policy_file=write_policy("Hopper-v4", "return 0.5 * np.sin(obs[:3])"), **settings)
-    checkpoint = torch.load("kept.pt")
+    checkpoint = torch.load("kept/checkpoint.pt")
     assert 280 <= checkpoint["step"] < 350
     assert same_weights(masked, plain_td3(**SETTINGS, checkpoint=checkpoint))
     assert not same_weights(masked, plain_td3(**SETTINGS))

@@ -216,24 +216,16 @@ def test_loaded_model_scores_the_same_in_a_new_process(camel, run, write_policy,
 
 @pytest.mark.parametrize("masking", ["step", "episode", "anneal"])
 @pytest.mark.parametrize("schedule", ["linear", "adaptive"])
-def test_resumed_run_equals_undisturbed_run(camel, write_policy, monkeypatch, masking, schedule):
+def test_resumed_run_equals_undisturbed_run(camel, write_policy, keep_checkpoint, masking, schedule):
     """The environment is Hopper: episodes of varying length, and resets that draw from the environment's generator."""
-    save, kept = camel.save, Path("kept/checkpoint.pt")
-
-    def keeping_save(path, contents):
-        save(path, contents)
-        if path.name == "checkpoint.pt" and contents["step"] > 200 and not kept.exists():
-            kept.parent.mkdir()
-            shutil.copy(path, kept)
-
-    monkeypatch.setattr(camel, "save", keeping_save)
+    keep_checkpoint(camel, lambda contents: contents["step"] > 200)
     settings = dict(total_timesteps=330, learning_starts=150, batch_size=32, eval_episodes=1, eval_frequency=110)
     settings |= dict(policy_file=write_policy("Hopper-v4", "return np.zeros(3)"), mask_width=0.3)
     settings |= dict(epsilon_masking=masking, epsilon_schedule=schedule, checkpoint_frequency=20)
     whole = trained(camel, **settings)
     whole_rows = list(csv.DictReader(open(newest_run() / "progress.csv")))
-    camel.train(camel.Args(**settings, resume=str(kept)))
-    assert 200 < torch.load(kept)["step"] < 330
+    camel.train(camel.Args(**settings, resume="kept/checkpoint.pt"))
+    assert 200 < torch.load("kept/checkpoint.pt")["step"] < 330
     assert same_weights(whole, torch.load("kept/model.pt"))
     rows = list(csv.DictReader(open("kept/progress.csv")))
     for row in rows + whole_rows:
