@@ -86,7 +86,7 @@ def time_peer(name: str, threads: int) -> Stopwatch:
 
 
 def matmul_gflops() -> float:
-    """Return R, the float32 rate of 256 x 256 x 256 product on one core in GFLOP/s: the median of 50 blocks of 100."""
+    """Return R, the float32 rate of 256 x 256 x 256 products on one core in GFLOP/s: the median of 50 blocks of 100."""
     import torch
 
     torch.set_num_threads(1)
