@@ -1,5 +1,5 @@
 # /// script
-# requires-python = ">=3.10"
+# requires-python = ">=3.11"
 # dependencies = [
 #     "gymnasium[mujoco]==1.4.0",
 #     "mujoco==4.0.0",
@@ -501,8 +501,9 @@ def train(args: Args):
                 next_box = action_box(b_next_prior, b_strength, low, high, args.mask_width)  # CAMEL
                 noise = torch.randn(b_action.shape, generator=generator, device=device) * args.policy_noise
                 noise = noise.clamp(-args.noise_clip, args.noise_clip) * half_range
-                next_action = mask_action(target_actor(b_next_obs), next_box, low, high, args.mask_mapping) + noise
-                next_value = target_qf(b_next_obs, next_action.clamp(*next_box)).min(0).values
+                next_action = mask_action(target_actor(b_next_obs), next_box, low, high, args.mask_mapping)  # CAMEL
+                next_action = (next_action + noise).clamp(*next_box)
+                next_value = target_qf(b_next_obs, next_action).min(0).values
                 target = b_reward + args.gamma * (1 - b_terminated) * next_value
             values = qf(b_obs, b_action)
             qf_losses = (values - target).square().mean((1, 2))

@@ -1,5 +1,5 @@
 # /// script
-# requires-python = ">=3.10"
+# requires-python = ">=3.11"
 # dependencies = [
 #     "gymnasium[mujoco]==1.4.0",
 #     "mujoco==4.0.0",
