@@ -40,7 +40,7 @@ def test_box_never_leaves_the_action_space():
     assert (low <= box_low).all() and (box_low <= box_high).all() and (box_high <= high).all()
 
 
-def test_projection_and_its_one_sided_gradient():
+def test_projection_and_its_inverted_gradient():
     box = tensor([-0.5] * 5), tensor([0.5] * 5)
     # Above, below and inside the box, with a descent step that leads out or in.
     action = tensor([0.9, 0.9, -0.9, -0.9, 0.1], requires_grad=True)
@@ -48,18 +48,18 @@ def test_projection_and_its_one_sided_gradient():
     projected = camel.mask_action(action, box, tensor(-1.0), tensor(1.0), "project")
     projected.backward(gradient)
     assert torch.equal(projected, tensor([0.5, 0.5, -0.5, -0.5, 0.1]))
-    assert torch.equal(action.grad, tensor([0.0, 3.0, 0.0, -3.0, 5.0]))
+    assert torch.equal(action.grad, tensor([2.0, 3.0, -2.0, -3.0, 5.0]))
 
 
-def test_an_output_outside_comes_in_and_does_not_run_away():
+def test_an_output_outside_comes_in():
     box = tensor([-0.5]), tensor([0.5])
-    for best, end in ((0.2, 0.2), (0.8, 0.9)):  # the best action is inside; it is beyond the edge
+    for best, end in ((0.2, 0.2), (0.8, 0.5)):  # the best action is inside; it is beyond the edge
         output = tensor([0.9], requires_grad=True)
-        for _ in range(200):
+        for _ in range(2000):
             action = camel.mask_action(output, box, tensor(-1.0), tensor(1.0), "project")
             (gradient,) = torch.autograd.grad(((action - best) ** 2).sum(), output)
-            output = (output - 0.05 * gradient).detach().requires_grad_()
-        assert close(output.detach(), [end])
+            output = (output - 0.005 * gradient).detach().requires_grad_()
+        assert abs(output.item() - end) < 0.005
 
 
 def test_affine_mapping():
