@@ -64,15 +64,15 @@ class Args:
     """the prior: a `.py` policy, or a `.pt` model of a run (expert masking); default: `llm_policies/<env>.py`"""
     mask: bool = True
     """`--no-mask` is plain SAC: no policy file, no box"""
-    mask_width: float = 0.2
+    mask_width: float = 0.1
     """half-width of the box around the prior, as a fraction of half the action range (2 or more: no constraint)"""
     epsilon_start: float = 1.0
     """epsilon during the warm-up, in [0, 1]"""
     epsilon_fraction: float = 0.8
     """fraction of the steps after the warm-up over which epsilon goes to 0; lower it if the policy is poor"""
-    epsilon_schedule: Literal["linear", "adaptive"] = "linear"
-    """linear: by the clock; adaptive: falls only while the agent does as well as its policy"""
-    epsilon_masking: Literal["step", "episode", "anneal"] = "anneal"
+    epsilon_schedule: Literal["adaptive", "linear"] = "adaptive"
+    """adaptive: falls only while the agent does as well as its policy; linear: by the clock"""
+    epsilon_masking: Literal["step", "episode", "anneal"] = "step"
     """step, episode: full mask with probability epsilon, drawn at each step or reset; anneal: strength is epsilon"""
     mask_mapping: Literal["project", "affine"] = "project"
     """how the actor's output enters the box: clipped to it, or with the whole action space scaled onto it"""
