@@ -110,7 +110,7 @@ def test_mask_off_is_plain_sac_to_the_bit(autotune):
 def test_at_epsilon_0_the_path_is_plain_sac_to_the_bit(write_policy, keep_checkpoint):
     """From a checkpoint of a masked run, taken when epsilon had reached 0, plain SAC ends in the same weights."""
     keep_checkpoint(camel_sac, lambda contents: contents["epsilon"] == 0)
-    settings = SETTINGS | dict(epsilon_fraction=0.1, checkpoint_frequency=1)
+    settings = SETTINGS | dict(epsilon_fraction=0.1, epsilon_schedule="linear", checkpoint_frequency=1)
     masked = trained(camel_sac, policy_file=write_policy("Hopper-v4", "return 0.5 * np.sin(obs[:3])"), **settings)
     checkpoint = torch.load("kept/checkpoint.pt")
     assert 260 <= checkpoint["step"] < 345

@@ -100,7 +100,8 @@ def test_mask_off_is_plain_td3_to_the_bit():
 def test_at_epsilon_0_the_path_is_plain_td3_to_the_bit(write_policy, keep_checkpoint, masking):
     """From a checkpoint of a masked run, taken when epsilon had reached 0, plain TD3 ends in the same weights."""
     keep_checkpoint(camel_td3, lambda contents: contents["epsilon"] == 0)
-    settings = SETTINGS | dict(epsilon_fraction=0.2, epsilon_masking=masking, checkpoint_frequency=1)
+    settings = SETTINGS | dict(epsilon_fraction=0.2, epsilon_schedule="linear", checkpoint_frequency=1)
+    settings |= dict(epsilon_masking=masking)
     masked = trained(camel_td3, policy_file=write_policy("Hopper-v4", "return 0.5 * np.sin(obs[:3])"), **settings)
     checkpoint = torch.load("kept/checkpoint.pt")
     assert 280 <= checkpoint["step"] < 350
