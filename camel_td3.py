@@ -70,7 +70,7 @@ class Args:
     epsilon_fraction: float = 0.8
     """fraction of the steps after the warm-up over which epsilon goes to 0; lower it if the policy is poor"""
     epsilon_schedule: Literal["adaptive", "linear"] = "adaptive"
-    """adaptive: falls only while the agent does as well as its policy; linear: by the clock"""
+    """adaptive: falls only while the agent does as well as its policy; linear: by the clock, for a poor policy"""
     epsilon_masking: Literal["step", "episode", "anneal"] = "step"
     """step, episode: full mask with probability epsilon, drawn at each step or reset; anneal: strength is epsilon"""
     mask_mapping: Literal["project", "affine"] = "project"
