@@ -244,6 +244,9 @@ def plot():
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
+    # The palette of Okabe and Ito, which the colour-blind can tell apart.
+    colors = plt.cycler(color=["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"])
+    plt.rcParams["axes.prop_cycle"] = colors
     rows = load()
 
     def band(axis, xs, samples, label):
@@ -260,8 +263,8 @@ def plot():
                 steps.setdefault(int(row["step"]), []).append(float(row["return"]))
         band(axis, sorted(steps), [steps[step] for step in sorted(steps)], label)
 
-    def save(figure, axes, name, x_label):
-        for axis in axes:
+    def save(figure, axes, name, *x_labels):
+        for axis, x_label in zip(axes, x_labels * len(axes), strict=False):
             axis.set_xlabel(x_label)
             axis.grid(alpha=0.3)
         axes[0].set_ylabel("return")
@@ -282,7 +285,7 @@ def plot():
         samples = [final_and_mean(rows, Run("cql", "kitchen", arm, k, size))[0] for size in SIZES]
         band(axes[0], SIZES, samples, arm)
     axes[0].set_xscale("log")
-    axes[0].set_title("kitchen, by transitions in the data set")
+    axes[0].set_title("kitchen")
     axes[0].legend(fontsize=8)
     curves = {"DQN-Prior": ("dqn", "DQN-Prior", 0), "candidates alone": ("prior", STRONG, 0)}
     curves["best policy in the candidates"] = ("ceiling", STRONG, 0)
@@ -292,8 +295,8 @@ def plot():
     }
     for label, samples in curves.items():
         band(axes[1], KS, samples, label)
-    axes[1].set_title("frozen_lake_8x8, by the number k of candidates")
-    save(figure, axes, "cql_and_k", "")
+    axes[1].set_title("frozen_lake_8x8")
+    save(figure, axes, "cql_and_k", "transitions in the data set", "candidates k")
 
     figure, axis = plt.subplots(figsize=(5, 3.2))
     axis.set_title("frozen_lake_8x8")
