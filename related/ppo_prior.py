@@ -14,7 +14,7 @@ policy is Flan-T5. Here a small network stands in its place, so this is a reprod
 answers are stored in a file, so nobody is asked in training. `# PRIOR` marks what turns PPO into PPO-Prior.
 
     python related/ppo_prior.py                  # 8x8 lake: candidates alone 0.000, return 1.000 (mean of all 0.785)
-    python related/ppo_prior.py --prior none     # plain PPO: return 1.000 (mean of all 0.720)
+    python related/ppo_prior.py --prior none     # plain PPO: return 1.000 (mean of all 0.715)
 
 Seed 1, under 25 seconds each on a busy core of a server, torch 2.13.0. In other seeds either may end at 0:
 docs/related_llm_priors.md.
