@@ -13,7 +13,7 @@
 """CAMEL-SAC: SAC whose actions are constrained, early in training, by a Python policy written by a language model.
 
 At each step the policy file proposes an action, the prior. A box around it is the part of the action space that the
-agent may use. Epsilon-masking decides how strongly the box applies: at first fully, in the end not at all.
+agent may use. Epsilon-masking decides how often the box applies: at first always, then less and less.
 The critic's target and the actor's loss respect the same box (masking-aware optimization). `# CAMEL` marks the places
 that turn SAC into CAMEL. The idea is that of arXiv 2502.11896; its abstract gives no formulas, these are our choice.
 
