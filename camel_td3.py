@@ -183,8 +183,8 @@ def action_box(prior, strength, low, high, mask_width: float):
 class Project(torch.autograd.Function):
     """Clip an action to its box. Outside the box, the loss's gradient always points back in.
 
-    A plain clamp has no gradient outside, so an output that starts there never comes in; passing the gradient as it is
-    lets it run away; without either, what the agent learns in the box is lost when the mask goes. Turning it around is
+    A plain clamp has no gradient outside, so an output that starts there never comes in, and without the mask the agent
+    lacks what it learned under it. Passing the gradient as it is lets the output run away. Turning it around is
     inverting gradients (Hausknecht & Stone, arXiv 1511.04143) without their scaling inside the bounds.
     """
 
