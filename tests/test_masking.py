@@ -90,21 +90,24 @@ def test_linear_schedule():
 
 def test_adaptive_schedule():
     args = camel.Args(total_timesteps=1100, learning_starts=100, epsilon_start=1.0, epsilon_fraction=0.5)
-    good = camel.adaptive_epsilon(0.5, 90.0, 50, 100.0, args)  # 50 of 500 steps
-    bad = camel.adaptive_epsilon(0.5, 89.9, 50, 100.0, args)
+    good = camel.adaptive_epsilon(0.5, 90.0, 50, [100.0], args)  # 50 of 500 steps
+    bad = camel.adaptive_epsilon(0.5, 89.9, 50, [100.0], args)
     assert (good, bad) == pytest.approx((0.4, 0.9))
-    assert camel.adaptive_epsilon(0.05, 200.0, 50, 100.0, args) == 0.0
-    assert camel.adaptive_epsilon(0.9, 0.0, 50, 100.0, args) == 1.0
-    # A policy that scores -100 is matched by -110, not by -111.
-    assert camel.adaptive_epsilon(0.5, -110.0, 50, -100.0, args) == pytest.approx(0.4)
-    assert camel.adaptive_epsilon(0.5, -111.0, 50, -100.0, args) == pytest.approx(0.9)
+    assert camel.adaptive_epsilon(0.05, 200.0, 50, [100.0], args) == 0.0
+    assert camel.adaptive_epsilon(0.9, 0.0, 50, [100.0], args) == 1.0
+    # A warm-up that scores -100 is matched by -110, not by -111.
+    assert camel.adaptive_epsilon(0.5, -110.0, 50, [-100.0], args) == pytest.approx(0.4)
+    assert camel.adaptive_epsilon(0.5, -111.0, 50, [-100.0], args) == pytest.approx(0.9)
+    # Returns that vary by more than 10 %: their mean is 100, their standard deviation 50.
+    assert camel.adaptive_epsilon(0.5, 0.0, 50, [50.0, 150.0], args) == pytest.approx(0.4)
+    assert camel.adaptive_epsilon(0.5, -0.1, 50, [50.0, 150.0], args) == pytest.approx(0.9)
 
 
-def test_adaptive_schedule_under_a_poor_policy_is_the_linear_one():
+def test_adaptive_schedule_is_the_linear_one_if_every_episode_is_good():
     args = camel.Args(total_timesteps=1100, learning_starts=100, epsilon_start=0.8, epsilon_fraction=0.5)
     epsilon = args.epsilon_start
     for episode_end in range(150, 1100, 50):
-        epsilon = camel.adaptive_epsilon(epsilon, 1.0, 50, 0.0, args)
+        epsilon = camel.adaptive_epsilon(epsilon, 1.0, 50, [0.0], args)
         assert epsilon == pytest.approx(camel.linear_epsilon(episode_end, args))
 
 
