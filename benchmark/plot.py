@@ -57,6 +57,10 @@ GIF_SECONDS, GIF_FPS, GIF_COLORS = 8, 20, 48
 
 # The palette of Okabe and Ito, which the colour-blind can tell apart.
 COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
+FROM_MAIN = {
+    "TD3": "no prior",
+    "CAMEL": "hop",
+}  # the runs of main that belong to the study priors too, with names there
 SOURCES = {"td3_paper": ("TD3", "o"), "sac": ("SAC", "s"), "crossq": ("CrossQ", "^")}  # label, marker
 plt.rcParams |= {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "savefig.dpi": 200}
 plt.rcParams |= {"figure.constrained_layout.use": True, "legend.frameon": False}
@@ -81,11 +85,15 @@ def load_study(study: str) -> pd.DataFrame | None:
     if not path.exists():
         print(f"skipped: there is no {path.relative_to(ROOT)}")
         return None
-    return pd.read_csv(path)
+    table = pd.read_csv(path)
+    if study == "priors" and (main := load_study("main")) is not None:
+        main = main.assign(arm=main["arm"].map(FROM_MAIN)).dropna(subset="arm")
+        table = pd.concat([main[main["env_id"].isin(table["env_id"]) & main["seed"].isin(table["seed"])], table])
+    return table
 
 
 def arms(table: pd.DataFrame, study: str) -> list[str]:
-    return [arm for arm in STUDIES[study]["arms"] if arm in set(table["arm"])]
+    return [arm for arm in [*FROM_MAIN.values(), *STUDIES[study]["arms"]] if arm in set(table["arm"])]
 
 
 def env_ids(table: pd.DataFrame, study: str) -> list[str]:

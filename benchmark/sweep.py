@@ -83,14 +83,12 @@ STUDIES = {
         flags="--total-timesteps 100000",
         arms={"SAC": "--no-mask", "CAMEL": ""},
     ),
-    "priors": dict(
+    "priors": dict(  # beside the study main, whose TD3 and CAMEL are those without a prior and with the default one
         script="camel_td3.py",
         env_ids=["Hopper-v4"],
         seeds=[1, 2, 3],
         flags="--total-timesteps 100000",
         arms={
-            "TD3": "--no-mask",
-            "hop": "--policy-file llm_policies/hopper_v4.py",
             "stand": "--policy-file llm_policies/hopper_v4_stand.py",
             "zero": "--policy-file benchmark/priors/hopper_v4_zero.py",
             "random": "--policy-file benchmark/priors/hopper_v4_random.py",
