@@ -13,9 +13,10 @@
 """CAMEL-SAC: SAC whose actions are constrained, early in training, by a Python policy written by a language model.
 
 At each step the policy file proposes an action, the prior. A box around it is the part of the action space that the
-agent may use. Epsilon-masking decides how often the box applies: at first always, then less and less.
-The critic's target and the actor's loss respect the same box (masking-aware optimization). `# CAMEL` marks the places
-that turn SAC into CAMEL. The idea is that of arXiv 2502.11896; its abstract gives no formulas, these are our choice.
+agent may use. Epsilon-masking decides how often the box applies: at first always, then less and less. The same box
+bounds the action in the critic's target, as often, and in the actor's loss, until epsilon is 0 (masking-aware
+optimization). `# CAMEL` marks the places that turn SAC into CAMEL. The idea is that of arXiv 2502.11896; its abstract
+gives no formulas, these are our choice.
 
     python camel_sac.py --total-timesteps 20000             # Hopper-v4: 4 minutes, return about 1310
     python camel_sac.py --total-timesteps 20000 --no-mask   # plain SAC: 4 minutes, return about 290
@@ -228,14 +229,14 @@ def adaptive_epsilon(epsilon: float, episode_return: float, length: int, warm_up
     """Return epsilon after a training episode: lower if it went as well as the warm-up's episodes, else higher.
 
     As well: a return of at least their mean - 10 % or - 2 std, whichever is lower. Epsilon falls as fast as the linear
-    schedule and rises four times as fast: the mask lets go of an agent that does as well as random actions in the box
-    and takes hold again of one that falls behind.
+    schedule. It rises by what four of the warm-up's episodes would make it fall, since one that fails is often short: the
+    mask lets go of an agent that does as well as random actions in the box and takes hold of one that falls behind.
     """
-    decay_steps = args.epsilon_fraction * (args.total_timesteps - args.learning_starts)
-    change = args.epsilon_start * length / max(1.0, decay_steps)
     mean, std = np.mean(warm_up_returns), np.std(warm_up_returns)
     good = episode_return >= mean - max(0.1 * abs(mean), 2 * std)
-    return float(np.clip(epsilon - change if good else epsilon + 4 * change, 0.0, args.epsilon_start))
+    steps = -length if good else 4 * args.learning_starts / len(warm_up_returns)
+    decay_steps = args.epsilon_fraction * (args.total_timesteps - args.learning_starts)
+    return float(np.clip(epsilon + args.epsilon_start * steps / max(1.0, decay_steps), 0.0, args.epsilon_start))
 
 
 # --- Networks --------------------------------------------------------------------------------------------------------

@@ -90,14 +90,15 @@ def test_linear_schedule():
 
 def test_adaptive_schedule():
     args = camel.Args(total_timesteps=1100, learning_starts=100, epsilon_start=1.0, epsilon_fraction=0.5)
-    good = camel.adaptive_epsilon(0.5, 90.0, 50, [100.0], args)  # 50 of 500 steps
-    bad = camel.adaptive_epsilon(0.5, 89.9, 50, [100.0], args)
-    assert (good, bad) == pytest.approx((0.4, 0.9))
-    assert camel.adaptive_epsilon(0.05, 200.0, 50, [100.0], args) == 0.0
-    assert camel.adaptive_epsilon(0.9, 0.0, 50, [100.0], args) == 1.0
+    hundred = [100.0] * 4  # in the warm-up; episodes of 25 steps
+    good = camel.adaptive_epsilon(0.5, 90.0, 50, hundred, args)  # 50 of 500 steps
+    bad = camel.adaptive_epsilon(0.5, 89.9, 5, hundred, args)  # 4 * 25 of 500 steps, however short it was
+    assert (good, bad) == pytest.approx((0.4, 0.7))
+    assert camel.adaptive_epsilon(0.05, 200.0, 50, hundred, args) == 0.0
+    assert camel.adaptive_epsilon(0.9, 0.0, 50, hundred, args) == 1.0
     # A warm-up that scores -100 is matched by -110, not by -111.
-    assert camel.adaptive_epsilon(0.5, -110.0, 50, [-100.0], args) == pytest.approx(0.4)
-    assert camel.adaptive_epsilon(0.5, -111.0, 50, [-100.0], args) == pytest.approx(0.9)
+    assert camel.adaptive_epsilon(0.5, -110.0, 50, [-100.0] * 4, args) == pytest.approx(0.4)
+    assert camel.adaptive_epsilon(0.5, -111.0, 50, [-100.0] * 4, args) == pytest.approx(0.7)
     # Returns that vary by more than 10 %: their mean is 100, their standard deviation 50.
     assert camel.adaptive_epsilon(0.5, 0.0, 50, [50.0, 150.0], args) == pytest.approx(0.4)
     assert camel.adaptive_epsilon(0.5, -0.1, 50, [50.0, 150.0], args) == pytest.approx(0.9)
