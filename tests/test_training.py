@@ -123,6 +123,26 @@ def test_target_actions_are_inside_their_box(camel, targets, write_policy, env_i
         assert (box_low <= masked).all() and (masked <= box_high).all()
 
 
+def test_target_is_masked_by_draws_and_the_actors_loss_until_epsilon_is_0(camel, write_policy, monkeypatch):
+    action_box, strengths = camel.action_box, []
+
+    def spying_box(prior, strength, *arguments):
+        if prior.ndim == 2:  # an update's
+            strengths.append(strength)
+        return action_box(prior, strength, *arguments)
+
+    monkeypatch.setattr(camel, "action_box", spying_box)
+    settings = dict(total_timesteps=140, learning_starts=100, epsilon_fraction=0.5, epsilon_schedule="linear")
+    settings |= dict(policy_file=write_policy("Match-v0", "return obs"), policy_frequency=1, eval_episodes=1)
+    camel.train(camel.Args(env_id="tiny_envs:Match-v0", **settings))
+    in_target, in_loss = strengths[::2], strengths[1::2]
+    assert in_loss == [1.0] * 20 + [0.0] * 20
+    means = np.array([strength.mean().item() for strength in in_target])
+    assert all(strength.shape == (256, 1) for strength in in_target)
+    assert np.abs(means[:20] - np.arange(20, 0, -1) / 20).max() < 0.16  # five standard errors
+    assert (means[20:] == 0).all()
+
+
 def test_humanoid_actions_stay_in_their_box(camel, spies, write_policy):
     policy = write_policy("Humanoid-v4", "return 0.4 * np.sin(np.arange(17) + step)")
     settings = dict(total_timesteps=130, learning_starts=100, batch_size=32, eval_episodes=1)
