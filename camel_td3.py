@@ -18,7 +18,7 @@ bounds the action in the critic's target, as often, and in the actor's loss, unt
 optimization). `# CAMEL` marks the places that turn TD3 into CAMEL. The idea is that of arXiv 2502.11896; its abstract
 gives no formulas, these are our choice.
 
-    python camel_td3.py --total-timesteps 30000             # Hopper-v4: 3 minutes, return about 1110
+    python camel_td3.py --total-timesteps 30000             # Hopper-v4: 3 minutes, return about 2630
     python camel_td3.py --total-timesteps 30000 --no-mask   # plain TD3: 3 minutes, return about 310
     python camel_td3.py --evaluate runs/RUN/model.pt        # the same return again
 
