@@ -13,16 +13,16 @@
 """CAMEL-TD3: TD3 whose actions are constrained, early in training, by a Python policy written by a language model.
 
 At each step the policy file proposes an action, the prior. A box around it is the part of the action space that the
-agent may use. Epsilon-masking decides how often the box applies: at first always, then less and less. The same box
-bounds the action in the critic's target, as often, and in the actor's loss, until epsilon is 0 (masking-aware
-optimization). `# CAMEL` marks the places that turn TD3 into CAMEL. The idea is that of arXiv 2502.11896; its abstract
-gives no formulas, these are our choice.
+agent may use. Epsilon-masking decides how often the box applies: at first always, then with probability epsilon. The
+critic's target uses the next state's box with the same probability, the actor's loss uses its box always while epsilon
+is above 0 (masking-aware optimization). `# CAMEL` marks the main places that turn TD3 into CAMEL. The idea is that of
+arXiv 2502.11896; its abstract gives no formulas, these are our choice.
 
     python camel_td3.py --total-timesteps 30000             # Hopper-v4: 3 minutes, return about 2630
     python camel_td3.py --total-timesteps 30000 --no-mask   # plain TD3: 3 minutes, return about 310
     python camel_td3.py --evaluate runs/RUN/model.pt        # the same return again
 
-Seed 1, one core of a 2026 server processor with both busy, torch 2.13.0. The bare policy returns 2620.
+Seed 1, one core of a 2026 server processor, the other one busy too, torch 2.13.0. The bare policy returns 2620.
 """
 
 import csv
@@ -69,9 +69,9 @@ class Args:
     epsilon_start: float = 1.0
     """epsilon during the warm-up, in [0, 1]"""
     epsilon_fraction: float = 0.8
-    """fraction of the steps after the warm-up over which epsilon goes to 0; lower it if the policy is poor"""
+    """fraction of the steps after the warm-up over which epsilon goes to 0 (adaptive: at best)"""
     epsilon_schedule: Literal["adaptive", "linear"] = "adaptive"
-    """adaptive: falls only while training returns as much as the warm-up did; linear: by the clock"""
+    """adaptive: falls after an episode about as good as the warm-up's, rises after a worse one; linear: by the step"""
     epsilon_masking: Literal["step", "episode", "anneal"] = "step"
     """step, episode: full mask with probability epsilon, drawn at each step or reset; anneal: strength is epsilon"""
     mask_mapping: Literal["project", "affine"] = "project"
@@ -182,11 +182,11 @@ def action_box(prior, strength, low, high, mask_width: float):
 
 
 class Project(torch.autograd.Function):
-    """Clip an action to its box. Outside the box, the loss's gradient always points back in.
+    """Clip an action to its box. Outside the box, a descent step always leads back in.
 
-    A plain clamp has no gradient outside, so an output that starts there never comes in, and without the mask the agent
-    lacks what it learned under it. Passing the gradient as it is lets the output run away. Turning it around is
-    inverting gradients (Hausknecht & Stone, arXiv 1511.04143) without their scaling inside the bounds.
+    A plain clamp has no gradient outside, so an output that starts there never comes in, and is still there once the
+    mask is gone. Passing the gradient as it is lets the output run away. Turning it around is inverting gradients
+    (Hausknecht & Stone, arXiv 1511.04143) without their scaling inside the bounds.
     """
 
     @staticmethod
@@ -226,8 +226,9 @@ def adaptive_epsilon(epsilon: float, episode_return: float, length: int, warm_up
     """Return epsilon after a training episode: lower if it went as well as the warm-up's episodes, else higher.
 
     As well: a return of at least their mean - 10 % or - 2 std, whichever is lower. Epsilon falls as fast as the linear
-    schedule. It rises by what four of the warm-up's episodes would make it fall, since one that fails is often short: the
-    mask lets go of an agent that does as well as random actions in the box and takes hold of one that falls behind.
+    schedule. It rises by as much as it falls in four episodes of the warm-up's length, since a failed episode is often
+    short: the mask lets go of an agent that does as well as random actions in the box, and takes hold of one that does
+    not.
     """
     mean, std = np.mean(warm_up_returns), np.std(warm_up_returns)
     good = episode_return >= mean - max(0.1 * abs(mean), 2 * std)
@@ -522,7 +523,7 @@ def train(args: Args):
             updates += 1
 
             if updates % args.policy_frequency == 0:
-                # CAMEL: in full until the mask is gone: a critic still new to the outside would lead the actor astray
+                # CAMEL: in full while epsilon > 0, for a critic still new to the outside of the box leads astray
                 obs_box = action_box(b_prior, float(epsilon > 0), low, high, args.mask_width)
                 actor_action = mask_action(actor(b_obs), obs_box, low, high, args.mask_mapping)  # CAMEL
                 actor_loss = -qf(b_obs, actor_action, critics=1).mean()
