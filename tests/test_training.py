@@ -246,8 +246,8 @@ def test_resumed_run_equals_undisturbed_run(camel, write_policy, keep_checkpoint
     settings |= dict(epsilon_masking=masking, epsilon_schedule=schedule, checkpoint_frequency=20)
     whole = trained(camel, **settings)
     whole_rows = list(csv.DictReader(open(newest_run() / "progress.csv")))
-    camel.train(camel.Args(**settings, resume="kept/checkpoint.pt"))
     assert 200 < torch.load("kept/checkpoint.pt")["step"] < 330
+    camel.train(camel.Args(**settings, resume="kept/checkpoint.pt"))
     assert same_weights(whole, torch.load("kept/model.pt"))
     rows = list(csv.DictReader(open("kept/progress.csv")))
     for row in rows + whole_rows:
