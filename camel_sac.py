@@ -14,15 +14,15 @@
 
 At each step the policy file proposes an action, the prior. A box around it is the part of the action space that the
 agent may use. Epsilon-masking decides how often the box applies: at first always, then with probability epsilon. The
-critic's target uses the next state's box with the same probability, the actor's loss uses its box always while epsilon
-is above 0 (masking-aware optimization). `# CAMEL` marks the main places that turn SAC into CAMEL. The idea is that of
+critic's target uses the next state's box with the same probability; the actor's loss uses the state's box always while
+epsilon is above 0 (masking-aware optimization). `# CAMEL` marks the main places that turn SAC into CAMEL. The idea is that of
 arXiv 2502.11896; its abstract gives no formulas, these are our choice.
 
     python camel_sac.py --total-timesteps 20000             # Hopper-v4: 4 minutes, return about 2870
     python camel_sac.py --total-timesteps 20000 --no-mask   # plain SAC: 4 minutes, return about 290
     python camel_sac.py --evaluate runs/RUN/model.pt        # the same return again
 
-Seed 1, one core of a 2026 server processor, the other one busy too, torch 2.13.0. The bare policy returns 2620.
+Seed 1, one core of a 2026 server processor whose other core was busy too, torch 2.13.0. The bare policy returns 2620.
 """
 
 import csv
@@ -123,8 +123,9 @@ def default_policy_file(env_id: str) -> Path:
 def load_policy(path: Path, env: gym.Env):
     """Return `prior(obs, step) -> (act_dim,) float32 array in the action bounds` from a `.py` policy or a `.pt` model.
 
-    obs: (obs_dim,) float array. step: environment steps since the reset. The file and each answer are checked:
-    SystemExit with one line that says what was wrong, and at which step.
+    A `.py` file defines ENV_ID, the environment's id without `module:`, and policy(obs, step). obs: (obs_dim,) float
+    array. step: environment steps since the reset. Answers are clipped to the bounds. The file and each answer are
+    checked: SystemExit with one line that says what was wrong, and at which step.
     """
     low, high = env.action_space.low, env.action_space.high
     if not path.is_file():
@@ -188,8 +189,8 @@ class Project(torch.autograd.Function):
     """Clip an action to its box. Outside the box, a descent step always leads back in.
 
     A plain clamp has no gradient outside, so an output that starts there never comes in, and is still there once the
-    mask is gone. Passing the gradient as it is lets the output run away. Turning it around is inverting gradients
-    (Hausknecht & Stone, arXiv 1511.04143) without their scaling inside the bounds.
+    mask is gone. Passing the gradient as it is lets the output run away. Turning the outward one around is inverting
+    gradients (Hausknecht & Stone, arXiv 1511.04143) without their scaling.
     """
 
     @staticmethod
@@ -545,7 +546,7 @@ def train(args: Args):
             updates += 1
 
             if updates % args.policy_frequency == 0:
-                # CAMEL: in full while epsilon > 0, for a critic still new to the outside of the box leads astray
+                # CAMEL: in full while epsilon > 0, since a critic that knows little outside the box would mislead the actor
                 obs_box = action_box(b_prior, float(epsilon > 0), low, high, args.mask_width)
                 for _ in range(args.policy_frequency):  # makes up for the delay
                     proposal, log_prob = actor.sample(b_obs, generator)
