@@ -70,7 +70,7 @@ class Args:
     epsilon_start: float = 1.0
     """epsilon during the warm-up, in [0, 1]"""
     epsilon_fraction: float = 0.8
-    """fraction of the steps after the warm-up over which epsilon goes to 0 (adaptive: at best)"""
+    """share of the steps after the warm-up in which epsilon goes to 0, at the earliest; lower for a poor policy"""
     epsilon_schedule: Literal["adaptive", "linear"] = "adaptive"
     """adaptive: falls after an episode about as good as the warm-up's, rises after a worse one; linear: by the step"""
     epsilon_masking: Literal["step", "episode", "anneal"] = "step"

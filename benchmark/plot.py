@@ -57,10 +57,7 @@ GIF_SECONDS, GIF_FPS, GIF_COLORS = 8, 20, 48
 
 # The palette of Okabe and Ito, which the colour-blind can tell apart.
 COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
-FROM_MAIN = {
-    "TD3": "no prior",
-    "CAMEL": "hop",
-}  # the runs of main that belong to the study priors too, with names there
+FROM_MAIN = {"TD3": "no prior", "CAMEL": "hop"}  # arms of main that the study priors shows too, and their names there
 SOURCES = {"td3_paper": ("TD3", "o"), "sac": ("SAC", "s"), "crossq": ("CrossQ", "^")}  # label, marker
 plt.rcParams |= {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "savefig.dpi": 200}
 plt.rcParams |= {"figure.constrained_layout.use": True, "legend.frameon": False}

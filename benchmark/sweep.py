@@ -83,7 +83,7 @@ STUDIES = {
         flags="--total-timesteps 100000",
         arms={"SAC": "--no-mask", "CAMEL": ""},
     ),
-    "priors": dict(  # beside the study main, whose TD3 and CAMEL are those without a prior and with the default one
+    "priors": dict(  # plot.py adds TD3 and CAMEL from main: no prior, and the default one
         script="camel_td3.py",
         env_ids=["Hopper-v4"],
         seeds=[1, 2, 3],

@@ -176,6 +176,7 @@ def test_delayed_actor_updates_leave_the_critic_alone(monkeypatch, policy_freque
         ("plain", {"mask": False}),
         ("helpful", {}),
         ("harmful", {"epsilon_fraction": 0.3}),
+        ("harmful", {"epsilon_schedule": "linear", "epsilon_fraction": 0.3}),
         ("harmful", {"epsilon_schedule": "linear", "epsilon_fraction": 0.3, "epsilon_masking": "anneal"}),
     ],
 )
