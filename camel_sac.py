@@ -14,9 +14,9 @@
 
 At each step the policy file proposes an action, the prior. A box around it is the part of the action space that the
 agent may use. Epsilon-masking decides how often the box applies: at first always, then with probability epsilon. The
-critic's target uses the next state's box with the same probability; the actor's loss uses the state's box always while
-epsilon is above 0 (masking-aware optimization). `# CAMEL` marks the main places that turn SAC into CAMEL. The idea is
-that of arXiv 2502.11896; its abstract gives no formulas, so they are our choice.
+critic's target uses the next state's box with the same probability; the actor's loss uses the state's box in full,
+until epsilon is below 0.1, and then one that opens (masking-aware optimization). `# CAMEL` marks the main places that
+turn SAC into CAMEL. The idea is that of arXiv 2502.11896; its abstract gives no formulas, so they are our choice.
 
     python camel_sac.py --total-timesteps 20000             # Hopper-v4: 4 minutes, return about 2870
     python camel_sac.py --total-timesteps 20000 --no-mask   # plain SAC: 4 minutes, return about 290
@@ -546,8 +546,8 @@ def train(args: Args):
             updates += 1
 
             if updates % args.policy_frequency == 0:
-                # CAMEL: in full while epsilon > 0: a critic that knows little outside the box would mislead the actor
-                obs_box = action_box(b_prior, float(epsilon > 0), low, high, args.mask_width)
+                # CAMEL: in full while epsilon > 0.1: a critic that knows little outside the box would mislead the actor
+                obs_box = action_box(b_prior, min(1.0, 10 * epsilon), low, high, args.mask_width)
                 for _ in range(args.policy_frequency):  # makes up for the delay
                     proposal, log_prob = actor.sample(b_obs, generator)
                     actor_action = mask_action(proposal, obs_box, low, high, args.mask_mapping)  # CAMEL

@@ -1,7 +1,7 @@
 """Train what is missing of a study, one core and one torch thread a run, and collect the learning curves.
 
     pip install -r benchmark/requirements.txt
-    python benchmark/sweep.py ablation --dry-run              # lists what is missing
+    python benchmark/sweep.py --dry-run                       # lists what is missing in all studies
     python benchmark/sweep.py ablation --seeds 101 --workers 2
     python benchmark/sweep.py expert main --address auto      # on a running Ray cluster
 
@@ -106,8 +106,8 @@ COLUMNS += ["total_timesteps", "learning_starts", "flags", "commit", *PACKAGES]
 
 @dataclass
 class Args:
-    studies: tyro.conf.Positional[tuple[Literal[*STUDIES], ...]]
-    """run in this order"""
+    studies: tyro.conf.Positional[tuple[Literal[*STUDIES], ...]] = ()
+    """run in this order; none named: all"""
     seeds: tuple[int, ...] = ()
     """seeds instead of the study's own"""
     env_id: tuple[str, ...] = ()
@@ -324,9 +324,7 @@ def sweep(runs: list[Run], start, workers: int) -> list[Run]:
 
 
 def main(args: Args):
-    if not args.studies:
-        raise SystemExit(f"sweep.py: name a study: {', '.join(STUDIES)}")
-    runs = [run for study in args.studies for run in planned(study, args.seeds, args.env_id, args.arm)]
+    runs = [run for study in args.studies or STUDIES for run in planned(study, args.seeds, args.env_id, args.arm)]
     if not runs:
         raise SystemExit("sweep.py: no run of the study has this --env-id and --arm")
     runs = missing(runs)

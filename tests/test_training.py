@@ -123,7 +123,7 @@ def test_target_actions_are_inside_their_box(camel, targets, write_policy, env_i
         assert (box_low <= masked).all() and (masked <= box_high).all()
 
 
-def test_target_is_masked_by_draws_and_the_actors_loss_until_epsilon_is_0(camel, write_policy, monkeypatch):
+def test_target_is_masked_by_draws_and_the_actors_loss_in_full_until_its_box_opens(camel, write_policy, monkeypatch):
     action_box, strengths = camel.action_box, []
 
     def spying_box(prior, strength, *arguments):
@@ -136,7 +136,8 @@ def test_target_is_masked_by_draws_and_the_actors_loss_until_epsilon_is_0(camel,
     settings |= dict(policy_file=write_policy("Match-v0", "return obs"), policy_frequency=1, eval_episodes=1)
     camel.train(camel.Args(env_id="tiny_envs:Match-v0", **settings))
     in_target, in_loss = strengths[::2], strengths[1::2]
-    assert in_loss == [1.0] * 20 + [0.0] * 20
+    assert in_loss == pytest.approx([1.0] * 19 + [0.5] + [0.0] * 20)
+    assert in_loss[:18] == [1.0] * 18 and in_loss[20:] == [0.0] * 20
     means = np.array([strength.mean().item() for strength in in_target])
     assert all(strength.shape == (256, 1) for strength in in_target)
     assert np.abs(means[:20] - np.arange(20, 0, -1) / 20).max() < 0.16  # five standard errors
