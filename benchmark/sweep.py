@@ -1,9 +1,9 @@
 """Train what is missing of a study, one core and one torch thread a run, and collect the learning curves.
 
     pip install -r benchmark/requirements.txt
-    python benchmark/sweep.py --dry-run                       # lists what is missing in all studies
-    python benchmark/sweep.py ablation --seeds 101 --workers 2
-    python benchmark/sweep.py expert main --address auto      # on a running Ray cluster
+    python benchmark/sweep.py --dry-run                   # lists what the tables in benchmark/results miss
+    python benchmark/sweep.py ablation --seeds 102 103
+    python benchmark/sweep.py main --seeds 4 5 --address auto    # on a running Ray cluster
 
 A finished run becomes rows of benchmark/results/<study>.csv, one an evaluation. Interrupt it at will and start it
 again: runs go on from their last checkpoints. The time for a study is the sum of its runs' `wall_seconds` over the
@@ -44,8 +44,8 @@ ATTEMPTS = 3
 STUDIES = {
     "ablation": dict(
         script="camel_td3.py",
-        env_ids=["Hopper-v4", "Ant-v4"],
-        seeds=[101, 102, 103],
+        env_ids=["Hopper-v4"],
+        seeds=[101],
         flags="--total-timesteps 60000",
         arms={
             "TD3": "--no-mask",
@@ -55,9 +55,6 @@ STUDIES = {
             "width_0.2": "--mask-width 0.2",
             "warm-up_only": "--epsilon-schedule linear --epsilon-fraction 0",
             "warm-up_5000": "--learning-starts 5000",
-            "episode": "--epsilon-masking episode",
-            "width_0.4": "--mask-width 0.4",
-            "warm-up_25000": "--learning-starts 25000",
             "fraction_0.4": "--epsilon-fraction 0.4",
             "affine": "--mask-mapping affine",
         },
@@ -72,9 +69,16 @@ STUDIES = {
     "main": dict(
         script="camel_td3.py",
         env_ids=["Hopper-v4", "Walker2d-v4", "Ant-v4"],
-        seeds=[1, 2, 3, 4, 5],
+        seeds=[1, 2, 3],
         flags="--total-timesteps 100000",
-        arms={"TD3": "--no-mask", "CAMEL": "", "expert_masking": "--policy-file {expert}"},
+        arms={"TD3": "--no-mask", "CAMEL": ""},
+    ),
+    "expert_masking": dict(
+        script="camel_td3.py",
+        env_ids=["Hopper-v4", "Walker2d-v4", "Ant-v4"],
+        seeds=[1, 2, 3],
+        flags="--total-timesteps 100000",
+        arms={"expert_masking": "--policy-file {expert}"},
     ),
     "main_sac": dict(
         script="camel_sac.py",
@@ -86,7 +90,7 @@ STUDIES = {
     "priors": dict(  # plot.py adds TD3 and CAMEL from main: no prior, and the default one
         script="camel_td3.py",
         env_ids=["Hopper-v4"],
-        seeds=[1, 2, 3],
+        seeds=[1],
         flags="--total-timesteps 100000",
         arms={
             "stand": "--policy-file llm_policies/hopper_v4_stand.py",
@@ -107,7 +111,7 @@ COLUMNS += ["total_timesteps", "learning_starts", "flags", "commit", *PACKAGES]
 @dataclass
 class Args:
     studies: tyro.conf.Positional[tuple[Literal[*STUDIES], ...]] = ()
-    """run in this order; none named: all"""
+    """run in this order; none named: those that have a table in benchmark/results"""
     seeds: tuple[int, ...] = ()
     """seeds instead of the study's own"""
     env_id: tuple[str, ...] = ()
@@ -324,9 +328,10 @@ def sweep(runs: list[Run], start, workers: int) -> list[Run]:
 
 
 def main(args: Args):
-    runs = [run for study in args.studies or STUDIES for run in planned(study, args.seeds, args.env_id, args.arm)]
+    studies = args.studies or [study for study in STUDIES if collected(study)]
+    runs = [run for study in studies for run in planned(study, args.seeds, args.env_id, args.arm)]
     if not runs:
-        raise SystemExit("sweep.py: no run of the study has this --env-id and --arm")
+        raise SystemExit("sweep.py: no study that is named, or has a table, has this --env-id and --arm")
     runs = missing(runs)
     # A model that is needed is trained even if its curve is in a table.
     makers = [other for run in runs for other in needed(run) if not model(other)]

@@ -136,8 +136,9 @@ def test_dry_run(capsys):
     assert capsys.readouterr().out == "tiny Match-v0 plain 7\ntiny Match-v0 wide 7\n"
     for run in sweep.planned("tiny"):
         sweep.append(run, curve(run, 1.0))
-    sweep.main(sweep.Args(studies=("tiny",), dry_run=True))
-    assert capsys.readouterr().out == "nothing missing\n"
+    for studies in (("tiny",), ()):  # none named: those that have a table
+        sweep.main(sweep.Args(studies=studies, dry_run=True))
+        assert capsys.readouterr().out == "nothing missing\n"
     assert not sweep.RUNS.exists()
 
 
