@@ -50,13 +50,8 @@ STUDIES = {
         arms={
             "TD3": "--no-mask",
             "CAMEL": "",  # step masking, adaptive schedule, half-width 0.1, warm-up 10000; each arm below changes one
-            "linear": "--epsilon-schedule linear",
-            "anneal": "--epsilon-masking anneal",
             "width_0.2": "--mask-width 0.2",
-            "warm-up_only": "--epsilon-schedule linear --epsilon-fraction 0",
-            "warm-up_5000": "--learning-starts 5000",
             "fraction_0.4": "--epsilon-fraction 0.4",
-            "affine": "--mask-mapping affine",
         },
     ),
     "expert": dict(
@@ -69,7 +64,7 @@ STUDIES = {
     "main": dict(
         script="camel_td3.py",
         env_ids=["Hopper-v4", "Walker2d-v4", "Ant-v4"],
-        seeds=[1, 2, 3],
+        seeds=[1, 2],
         flags="--total-timesteps 100000",
         arms={"TD3": "--no-mask", "CAMEL": ""},
     ),
@@ -95,7 +90,6 @@ STUDIES = {
         arms={
             "stand": "--policy-file llm_policies/hopper_v4_stand.py",
             "zero": "--policy-file benchmark/priors/hopper_v4_zero.py",
-            "random": "--policy-file benchmark/priors/hopper_v4_random.py",
             "negative": "--policy-file benchmark/priors/hopper_v4_negative.py",
         },
     ),
