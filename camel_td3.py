@@ -524,7 +524,7 @@ def train(args: Args):
             updates += 1
 
             if updates % args.policy_frequency == 0:
-                # CAMEL: in full while epsilon > 0.1: a critic that knows little outside the box would mislead the actor
+                # CAMEL: in full down to epsilon 0.1: a critic that knows little outside the box would mislead the actor
                 obs_box = action_box(b_prior, min(1.0, 10 * epsilon), low, high, args.mask_width)
                 actor_action = mask_action(actor(b_obs), obs_box, low, high, args.mask_mapping)  # CAMEL
                 actor_loss = -qf(b_obs, actor_action, critics=1).mean()

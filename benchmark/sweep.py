@@ -64,7 +64,7 @@ STUDIES = {
     "main": dict(
         script="camel_td3.py",
         env_ids=["Hopper-v4", "Walker2d-v4", "Ant-v4"],
-        seeds=[1, 2],
+        seeds=[1, 2, 3],
         flags="--total-timesteps 100000",
         arms={"TD3": "--no-mask", "CAMEL": ""},
     ),
@@ -90,6 +90,7 @@ STUDIES = {
         arms={
             "stand": "--policy-file llm_policies/hopper_v4_stand.py",
             "zero": "--policy-file benchmark/priors/hopper_v4_zero.py",
+            "random": "--policy-file benchmark/priors/hopper_v4_random.py",
             "negative": "--policy-file benchmark/priors/hopper_v4_negative.py",
         },
     ),
