@@ -52,6 +52,7 @@ STUDIES = {
             "CAMEL": "",  # step masking, adaptive schedule, half-width 0.1, warm-up 10000; each arm below changes one
             "width_0.2": "--mask-width 0.2",
             "fraction_0.4": "--epsilon-fraction 0.4",
+            "warm-up_only": "--epsilon-schedule linear --epsilon-fraction 0",
         },
     ),
     "expert": dict(
