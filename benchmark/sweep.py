@@ -3,7 +3,7 @@
     pip install -r benchmark/requirements.txt
     python benchmark/sweep.py --dry-run                   # lists what the tables in benchmark/results miss
     python benchmark/sweep.py ablation --seeds 102 103
-    python benchmark/sweep.py main --seeds 4 5 --address auto    # on a running Ray cluster
+    python benchmark/sweep.py main --seeds 6 7 --address auto    # on a running Ray cluster
 
 A finished run becomes rows of benchmark/results/<study>.csv, one an evaluation. Interrupt it at will and start it
 again: runs go on from their last checkpoints. The time for a study is the sum of its runs' `wall_seconds` over the
