@@ -14,7 +14,6 @@ sources.
 
 import os
 import sys
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,7 +60,6 @@ FROM_MAIN = {"TD3": "no prior", "CAMEL": "hop"}  # arms of main that the study p
 SOURCES = {"td3_paper": ("TD3", "o"), "sac": ("SAC", "s"), "crossq": ("CrossQ", "^")}  # label, marker
 plt.rcParams |= {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "savefig.dpi": 200}
 plt.rcParams |= {"figure.constrained_layout.use": True, "legend.frameon": False}
-warnings.filterwarnings("ignore", message="random_state is deprecated")
 
 
 @dataclass
@@ -108,8 +106,8 @@ def curve(table: pd.DataFrame, env_id: str, arm: str):
     def iqm(scores):  # rliable's aggregate_iqm, for all evaluations at once
         return trim_mean(scores.reshape(-1, scores.shape[-1]), 0.25)
 
-    seeded = np.random.RandomState(0)
-    points, intervals = rly.get_interval_estimates(scores, iqm, reps=REPETITIONS, random_state=seeded)
+    np.random.seed(0)  # rliable draws from numpy's global generator, whatever its random_state
+    points, intervals = rly.get_interval_estimates(scores, iqm, reps=REPETITIONS)
     return returns.columns.to_numpy(), points[arm], *intervals[arm], len(returns)
 
 
