@@ -65,7 +65,7 @@ STUDIES = {
     "main": dict(
         script="camel_td3.py",
         env_ids=["Hopper-v4", "Walker2d-v4", "Ant-v4"],
-        seeds=[1, 2, 3],
+        seeds=[1, 2, 3, 4, 5],
         flags="--total-timesteps 100000",
         arms={"TD3": "--no-mask", "CAMEL": ""},
     ),
