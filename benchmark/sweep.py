@@ -40,7 +40,8 @@ CHECKPOINT_FREQUENCY = 5_000  # environment steps: what an interruption loses at
 ATTEMPTS = 3
 
 # An arm is a name and the flags of the script that make it, after those of its study. `--policy-file` is relative to
-# the repository; `{expert}` is the model of the study `expert` in the same environment, trained first if need be.
+# the repository; `{long}` is the model of the study `long`, its first arm and seed, in the same environment, trained
+# first if need be.
 STUDIES = {
     "ablation": dict(
         script="camel_td3.py",
@@ -55,12 +56,12 @@ STUDIES = {
             "warm-up_only": "--epsilon-schedule linear --epsilon-fraction 0",
         },
     ),
-    "expert": dict(
+    "long": dict(
         script="camel_td3.py",
-        env_ids=["Hopper-v4", "Walker2d-v4", "Ant-v4"],
+        env_ids=["Hopper-v4", "Ant-v4"],
         seeds=[1],
         flags="--total-timesteps 300000",
-        arms={"TD3": "--no-mask"},
+        arms={"TD3": "--no-mask", "CAMEL": ""},
     ),
     "main": dict(
         script="camel_td3.py",
@@ -74,7 +75,7 @@ STUDIES = {
         env_ids=["Hopper-v4", "Walker2d-v4", "Ant-v4"],
         seeds=[1, 2, 3],
         flags="--total-timesteps 100000",
-        arms={"expert_masking": "--policy-file {expert}"},
+        arms={"expert_masking": "--policy-file {long}"},
     ),
     "main_sac": dict(
         script="camel_sac.py",
