@@ -56,7 +56,11 @@ GIF_SECONDS, GIF_FPS, GIF_COLORS = 8, 20, 48
 
 # The palette of Okabe and Ito, which the colour-blind can tell apart.
 COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
-FROM_MAIN = {"TD3": "no prior", "CAMEL": "hop"}  # arms of main that the study priors shows too, and their names there
+# What a study also shows: another study and, of its arms, these under these names.
+ALSO = {
+    "main": ("expert_masking", {"expert_masking": "expert_masking"}),
+    "priors": ("main", {"TD3": "no prior", "CAMEL": "hop"}),
+}
 SOURCES = {"td3_paper": ("TD3", "o"), "sac": ("SAC", "s"), "crossq": ("CrossQ", "^")}  # label, marker
 plt.rcParams |= {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "savefig.dpi": 200}
 plt.rcParams |= {"figure.constrained_layout.use": True, "legend.frameon": False}
@@ -81,14 +85,17 @@ def load_study(study: str) -> pd.DataFrame | None:
         print(f"skipped: there is no {path.relative_to(ROOT)}")
         return None
     table = pd.read_csv(path)
-    if study == "priors" and (main := load_study("main")) is not None:
-        main = main.assign(arm=main["arm"].map(FROM_MAIN)).dropna(subset="arm")
-        table = pd.concat([main[main["env_id"].isin(table["env_id"]) & main["seed"].isin(table["seed"])], table])
+    if study in ALSO:
+        other, names = ALSO[study]
+        if (RESULTS / f"{other}.csv").exists():
+            also = pd.read_csv(RESULTS / f"{other}.csv")
+            also = also.assign(arm=also["arm"].map(names)).dropna(subset="arm")
+            table = pd.concat([table, also[also["env_id"].isin(table["env_id"]) & also["seed"].isin(table["seed"])]])
     return table
 
 
 def arms(table: pd.DataFrame, study: str) -> list[str]:
-    return [arm for arm in [*FROM_MAIN.values(), *STUDIES[study]["arms"]] if arm in set(table["arm"])]
+    return [arm for arm in ["no prior", "hop", *STUDIES[study]["arms"], "expert_masking"] if arm in set(table["arm"])]
 
 
 def env_ids(table: pd.DataFrame, study: str) -> list[str]:
@@ -217,7 +224,7 @@ def plot_priors():
 
 def print_tables():
     for study in STUDIES:
-        if (table := load_study(study)) is None:
+        if study == "expert_masking" or (table := load_study(study)) is None:
             continue
         panels, runs = env_ids(table, study), table.drop_duplicates(["env_id", "arm", "seed"])
         print(f"\n{study}: return after {table['step'].max()} steps\n")
@@ -351,6 +358,7 @@ def main(args: Args):
         if args.trace:
             trace(args.trace, args.joint)
         plot_curves("main", ["td3_paper", "sac", "crossq"])
+        plot_curves("long", ["td3_paper", "sac", "crossq"])
         plot_curves("main_sac", ["sac", "crossq"])
         plot_ablation()
         plot_priors()
