@@ -40,8 +40,7 @@ CHECKPOINT_FREQUENCY = 5_000  # environment steps: what an interruption loses at
 ATTEMPTS = 3
 
 # An arm is a name and the flags of the script that make it, after those of its study. `--policy-file` is relative to
-# the repository; `{long}` is the model of the study `long`, its first arm and seed, in the same environment, trained
-# first if need be.
+# the repository; `{env_id}` is the run's environment. The .pt files in benchmark/priors are actors of the study `long`.
 STUDIES = {
     "ablation": dict(
         script="camel_td3.py",
@@ -72,10 +71,10 @@ STUDIES = {
     ),
     "expert_masking": dict(
         script="camel_td3.py",
-        env_ids=["Hopper-v4", "Ant-v4"],
+        env_ids=["Hopper-v4"],
         seeds=[1, 2, 3],
         flags="--total-timesteps 100000",
-        arms={"expert_masking": "--policy-file {long}"},
+        arms={"expert_masking": "--policy-file benchmark/priors/{env_id}_td3.pt"},
     ),
     "main_sac": dict(
         script="camel_sac.py",
@@ -160,7 +159,7 @@ def planned(study: str, seeds=(), env_ids=(), arms=()) -> list[Run]:
     """Return the runs of a study, all arms and environments of a seed before the next seed."""
     about = STUDIES[study]
     return [
-        Run(study, about["script"], env_id, arm, seed, f"{about['flags']} {flags}".strip())
+        Run(study, about["script"], env_id, arm, seed, f"{about['flags']} {flags}".strip().format(env_id=env_id))
         for seed in seeds or about["seeds"]
         for env_id in about["env_ids"]
         for arm, flags in about["arms"].items()
@@ -192,11 +191,6 @@ def missing(runs: list[Run]) -> list[Run]:
                 "rename the arm, or delete its rows and its folder in benchmark/runs"
             )
     return found
-
-
-def needed(run: Run) -> list[Run]:
-    """Return the runs whose models are among the flags of `run`."""
-    return [planned(study, env_ids=[run.env_id])[0] for study in re.findall(r"{(\w+)}", run.flags)]
 
 
 def model(run: Run) -> Path | None:
@@ -272,7 +266,7 @@ def train_on(run: Run, checkpoint: Path | None, state: dict, log):
     state["started"] = time.time()
     write(run.folder / "sweep.json", json.dumps(state))
 
-    words = run.flags.format(**{other.study: model(other) for other in needed(run)}).split()
+    words = run.flags.split()
     if "--policy-file" in words:
         at = words.index("--policy-file") + 1
         words[at] = str(ROOT / words[at])
@@ -297,16 +291,9 @@ def sweep(runs: list[Run], start, workers: int) -> list[Run]:
     """
     waiting, running, failed, attempts, begun = list(runs), {}, [], Counter(), time.time()
     while waiting or running:
-        while len(running) < workers:
-            run = next((run for run in waiting if all(map(model, needed(run)))), None)
-            if run is None:
-                break
-            waiting.remove(run)
+        while waiting and len(running) < workers:
+            run = waiting.pop(0)
             running[start(run)] = run
-        if not running:
-            for run in waiting:
-                print(f"{run}: FAILED: needs the model of {', '.join(map(str, needed(run)))}", flush=True)
-            return failed + waiting
         for future in wait(running, return_when=FIRST_COMPLETED).done:
             run = running.pop(future)
             try:
@@ -330,9 +317,6 @@ def main(args: Args):
     if not runs:
         raise SystemExit("sweep.py: no study that is named, or has a table, has this --env-id and --arm")
     runs = missing(runs)
-    # A model that is needed is trained even if its curve is in a table.
-    makers = [other for run in runs for other in needed(run) if not model(other)]
-    runs = list(dict.fromkeys(makers + runs))
     if args.dry_run or not runs:
         print("\n".join(map(str, runs)) or "nothing missing")
         return

@@ -2,13 +2,11 @@
 
 import csv
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
 import camel_sac
 import camel_td3
@@ -29,20 +27,6 @@ STUDIES = {
         seeds=[7, 8],
         flags=FLAGS,
         arms={"plain": "--no-mask", "wide": "--mask-width 0.4"},
-    ),
-    "maker": dict(
-        script="camel_td3.py",
-        env_ids=["Match-v0", "Count-v0"],
-        seeds=[1],
-        flags=FLAGS,
-        arms={"plain": "--no-mask"},
-    ),
-    "taker": dict(
-        script="camel_td3.py",
-        env_ids=["Count-v0"],
-        seeds=[1],
-        flags=FLAGS,
-        arms={"expert_masking": "--policy-file {maker}"},
     ),
 }
 
@@ -157,9 +141,7 @@ def test_defined_studies_can_be_run(study, monkeypatch):
         script = {"camel_td3.py": camel_td3, "camel_sac.py": camel_sac}[run.script]
         args = tyro.cli(script.Args, args=["--env-id", run.env_id, "--seed", str(run.seed), *run.flags.split()])
         script.check(args)
-        if sweep.needed(run):
-            assert all(other.env_id == run.env_id for other in sweep.needed(run))
-        elif args.mask:
+        if args.mask:
             env = script.make_env(run.env_id)
             path = ROOT / args.policy_file if args.policy_file else script.default_policy_file(run.env_id)
             prior, (obs, _) = script.load_policy(path, env), env.reset(seed=0)
@@ -269,28 +251,3 @@ def test_workers_limit_the_runs_at_a_time():
         return future
 
     assert sweep.sweep(runs, start, 3) == [] and max(most) == 3 and sweep.missing(runs) == []
-
-
-def test_a_run_waits_for_the_model_that_it_needs(capsys, monkeypatch):
-    (taker,) = sweep.planned("taker")
-    (maker,) = sweep.needed(taker)
-    assert maker.key == ("camel_td3.py", "Count-v0", "plain", 1)
-    other, order = sweep.planned("tiny")[0], []
-
-    def outcome(run):
-        folder = run.folder / "runs" / "x"
-        folder.mkdir(parents=True)
-        (folder / "model.pt").touch()
-        return curve(run, 1.0)
-
-    assert sweep.sweep([taker, maker, other], start_with(outcome, order), 1) == []
-    assert order == [maker, taker, other]
-
-    monkeypatch.setattr(sweep, "RUNS", Path("elsewhere"))
-    assert sweep.sweep([taker], start_with(outcome), 2) == [taker]
-    assert "FAILED: needs the model of maker Count-v0 plain 1" in capsys.readouterr().out
-    sweep.main(sweep.Args(studies=("taker",), dry_run=True))  # its curve is in the table
-    assert capsys.readouterr().out == "nothing missing\n"
-    (sweep.RESULTS / "taker.csv").unlink()
-    sweep.main(sweep.Args(studies=("taker",), dry_run=True))  # the maker's is too, but its model is gone
-    assert re.fullmatch(r"maker Count-v0 plain 1\ntaker Count-v0 expert_masking 1\n", capsys.readouterr().out)
