@@ -353,11 +353,12 @@ def evaluate(env: gym.Env, policy, episodes: int) -> np.ndarray:
     returns = np.zeros(episodes)
     for i in range(episodes):
         obs, _ = env.reset(seed=10_000 + i)
-        done, step = False, 0
+        action, done, step = policy(obs, 0), False, 0
         while not done:
-            obs, reward, terminated, truncated, _ = env.step(policy(obs, step))
+            obs, reward, terminated, truncated, _ = env.step(action)
             returns[i] += reward
             done, step = terminated or truncated, step + 1
+            action = policy(obs, step)  # for the last observation too: a prior's fault there would stop the training
     return returns
 
 
@@ -425,8 +426,8 @@ def train(args: Args):
     torch.set_num_threads(args.torch_threads)
     torch.manual_seed(args.seed)
     generator = torch.Generator(device).manual_seed(args.seed)
-    # The mask has a generator of its own, so that it shifts no other draw.
-    mask_generator = torch.Generator(device).manual_seed(args.seed + 2**32)
+    # The mask has a generator of its own, so that it shifts no other draw; on the CPU only 32 bits of a seed count.
+    mask_generator = torch.Generator(device).manual_seed(args.seed + 2**31)
     env, eval_env = make_env(args.env_id), make_env(args.env_id)
     obs_dim, act_dim = env.observation_space.shape[0], env.action_space.shape[0]
 
@@ -606,7 +607,7 @@ def train(args: Args):
                 last_checkpoint = steps_done
                 checkpoint = about | {name: part.state_dict() for name, part in parts.items()}
                 checkpoint |= dict(step=steps_done, updates=updates, epsilon=epsilon, progress=progress)
-                checkpoint |= dict(rows=buffer.rows[: len(buffer)], count=buffer.count)
+                checkpoint |= dict(rows=buffer.rows[: len(buffer)].clone(), count=buffer.count)  # no view: it saves all
                 checkpoint |= dict(generator=generator.get_state(), mask_generator=mask_generator.get_state())
                 checkpoint["env_generator"] = env.unwrapped.np_random.bit_generator.state
                 checkpoint |= dict(training_returns=training_returns, warm_up_returns=warm_up_returns)

@@ -110,6 +110,16 @@ def test_executed_actions_are_stored_and_inside_their_box(camel, spies, write_po
     assert excess[warm_up].max() > -0.01  # the warm-up uses the whole box
 
 
+def test_draws_of_the_mask_are_not_those_of_the_actions(camel, spies, write_policy, small):
+    warm_up = dict(epsilon_start=0.5, total_timesteps=401, learning_starts=400)
+    policy = write_policy("Match-v0", "return 0 * obs")
+    camel.train(camel.Args(env_id="Match-v0", policy_file=policy, mask_width=0.01, **small | warm_up))
+    action = stored(spies["buffers"][0])[1]
+    free = action[np.abs(action) > 0.02]
+    assert 150 < len(free) < 250
+    assert 0.4 < (free > 0).mean() < 0.6  # equal draws would leave only the upper half to the free actions
+
+
 @pytest.mark.parametrize("env_id, act_dim", [("tiny_envs:Count-v0", 3), ("Humanoid-v4", 17)])
 @pytest.mark.parametrize("masking", ["step", "anneal"])
 def test_target_actions_are_inside_their_box(camel, targets, write_policy, env_id, act_dim, masking):
@@ -395,6 +405,13 @@ def test_answers_that_are_refused(camel, write_policy, body, at):
     with pytest.raises(SystemExit, match=rf"policy.py: policy\(\) .*step {at}") as error:
         camel.train(camel.Args(env_id="Match-v0", policy_file=policy))
     assert "\n" not in str(error.value) and not Path("runs").exists()
+
+
+def test_a_fault_at_the_last_observation_shows_before_there_is_a_run(camel, write_policy, small):
+    policy = write_policy("Match-v0", "return obs / (step < 10)")  # an episode has 10 steps
+    with np.errstate(divide="ignore"), pytest.raises(SystemExit, match="finite numbers; at step 10"):
+        camel.train(camel.Args(env_id="Match-v0", policy_file=policy, **small))
+    assert not Path("runs").exists()
 
 
 def test_a_late_fault_leaves_nothing_that_looks_finished(camel, write_policy, small):
