@@ -14,11 +14,11 @@
 
 At each step the policy file proposes an action, the prior. A box around it is the part of the action space that the
 agent may use. Epsilon-masking decides how often the box applies: at first always, then with probability epsilon. The
-critic's target uses the next state's box with the same probability; the actor's loss uses the state's box in full,
-until epsilon is below 0.1, and then one that opens (masking-aware optimization). `# CAMEL` marks the main places that
-turn TD3 into CAMEL. The idea is that of arXiv 2502.11896; its abstract gives no formulas, so they are our choice.
+critic's target uses the next state's box with that probability too, drawn anew; the actor's loss uses the state's box,
+at strength min(1, 10 epsilon), in full down to epsilon 0.1 (masking-aware optimization). `# CAMEL` marks the main
+places that turn TD3 into CAMEL. The idea is that of arXiv 2502.11896; its abstract gives no formulas, so they are ours.
 
-    python camel_td3.py --total-timesteps 30000             # Hopper-v4: 3 minutes, return about 2730
+    python camel_td3.py --total-timesteps 30000             # Hopper-v4: 3 minutes, return about 2790
     python camel_td3.py --total-timesteps 30000 --no-mask   # plain TD3: 3 minutes, return about 310
     python camel_td3.py --evaluate runs/RUN/model.pt        # the same return again
 
