@@ -79,7 +79,7 @@ STUDIES = {
     "main_sac": dict(
         script="camel_sac.py",
         env_ids=["Hopper-v4", "Ant-v4"],
-        seeds=[1, 2, 3],
+        seeds=[1],
         flags="--total-timesteps 100000",
         arms={"SAC": "--no-mask", "CAMEL": ""},
     ),
