@@ -57,7 +57,7 @@ STUDIES = {
     ),
     "long": dict(
         script="camel_td3.py",
-        env_ids=["Hopper-v4", "Ant-v4"],
+        env_ids=["Hopper-v4"],
         seeds=[1],
         flags="--total-timesteps 300000",
         arms={"TD3": "--no-mask", "CAMEL": ""},
