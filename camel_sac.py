@@ -13,10 +13,12 @@
 """CAMEL-SAC: SAC whose actions are constrained, early in training, by a Python policy written by a language model.
 
 At each step the policy file proposes an action, the prior. A box around it is the part of the action space that the
-agent may use. Epsilon-masking decides how often the box applies: at first always, then with probability epsilon. The
-critic's target uses the next state's box with that probability too, drawn anew; the actor's loss uses the state's box,
-at strength min(1, 10 epsilon), in full down to epsilon 0.1 (masking-aware optimization). `# CAMEL` marks the main
-places that turn SAC into CAMEL. The idea is that of arXiv 2502.11896; its abstract gives no formulas, so they are ours.
+agent may use. Epsilon-masking decides how often the box applies: at first always, then with probability epsilon, which
+falls while training goes about as well as in the warm-up, and rises again when it does not. The critic's target uses
+the next state's box with that probability too, drawn anew. The actor's loss uses the state's box in full down to
+epsilon 0.1, and then one that opens to the whole space at epsilon 0 (masking-aware optimization). `# CAMEL` marks the
+main places that turn SAC into CAMEL. The idea is that of arXiv 2502.11896; its abstract gives no formulas: these are
+our choice.
 
     python camel_sac.py --total-timesteps 20000             # Hopper-v4: 4 minutes, return about 2970
     python camel_sac.py --total-timesteps 20000 --no-mask   # plain SAC: 4 minutes, return about 290
@@ -91,7 +93,7 @@ class Args:
     batch_size: int = 256
     """transitions in an update"""
     learning_starts: int = 5_000
-    """environment steps of the warm-up: actions uniform in the box, no updates"""
+    """environment steps of the warm-up: actions uniform in the box (without a mask, in the whole space), no updates"""
     policy_frequency: int = 2
     """critic updates between actor updates; as many actor updates then follow each other"""
     target_network_frequency: int = 1
@@ -426,7 +428,7 @@ def train(args: Args):
     torch.set_num_threads(args.torch_threads)
     torch.manual_seed(args.seed)
     generator = torch.Generator(device).manual_seed(args.seed)
-    # The mask has a generator of its own, so that it shifts no other draw; on the CPU only 32 bits of a seed count.
+    # The mask has a generator of its own, so that it shifts no other draw; on the CPU a seed's low 32 bits count.
     mask_generator = torch.Generator(device).manual_seed(args.seed + 2**31)
     env, eval_env = make_env(args.env_id), make_env(args.env_id)
     obs_dim, act_dim = env.observation_space.shape[0], env.action_space.shape[0]
@@ -547,7 +549,7 @@ def train(args: Args):
             updates += 1
 
             if updates % args.policy_frequency == 0:
-                # CAMEL: in full down to epsilon 0.1: a critic that knows little outside the box would mislead the actor
+                # CAMEL: the full box down to epsilon 0.1, since a critic that knows little outside would mislead
                 obs_box = action_box(b_prior, min(1.0, 10 * epsilon), low, high, args.mask_width)
                 for _ in range(args.policy_frequency):  # makes up for the delay
                     proposal, log_prob = actor.sample(b_obs, generator)

@@ -1,7 +1,7 @@
 """Make the figures and tables of the documentation from the learning curves that sweep.py collected.
 
     pip install -r benchmark/requirements.txt
-    python benchmark/plot.py                              # docs/figures/*.png from benchmark/results/*.csv; a minute
+    python benchmark/plot.py                              # the figures of benchmark/results/*.csv; a minute
     python benchmark/plot.py --tables                     # prints Markdown and makes no figures
     python benchmark/plot.py --trace runs/RUN/model.pt    # as the first, with a new benchmark/results/box_trace.csv
     python benchmark/plot.py --animate runs/RUN/model.pt  # docs/figures/hopper.gif if it is a Hopper's model
@@ -75,7 +75,7 @@ class Args:
     joint: int = 1
     """dimension of the action that `--trace` writes down"""
     animate: tuple[str, ...] = ()
-    """`model.pt` files: draw each agent beside its environment's bare policy, and do nothing else"""
+    """`model.pt` files: draw each agent beside its bare policy, and do nothing else"""
 
 
 # --- Curves over seeds -----------------------------------------------------------------------------------------------

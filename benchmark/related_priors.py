@@ -6,7 +6,8 @@
     python benchmark/related_priors.py --plot          # its figures (pip install matplotlib==3.11.2)
 
 Each run appends its evaluations to benchmark/results/related_priors.csv when it ends, so it can be stopped at any time
-and goes on with what is missing. The arms that the claims need most come first, all arms of a seed before the next seed.
+and goes on with what is missing. The arms that the claims need most come first, all arms of a seed before the next
+seed.
 """
 
 import contextlib

@@ -40,7 +40,8 @@ CHECKPOINT_FREQUENCY = 5_000  # environment steps: what an interruption loses at
 ATTEMPTS = 3
 
 # An arm is a name and the flags of the script that make it, after those of its study. `--policy-file` is relative to
-# the repository; `{env_id}` is the run's environment. The .pt files in benchmark/priors are actors of the study `long`.
+# the repository; `{env_id}` is the run's environment. The .pt files in benchmark/priors are actors of TD3 after
+# 300000 steps with the flags of `long`; Hopper's was trained on another CPU and is not that of the run in the table.
 STUDIES = {
     "ablation": dict(
         script="camel_td3.py",
@@ -160,7 +161,7 @@ def planned(study: str, seeds=(), env_ids=(), arms=()) -> list[Run]:
     about = STUDIES[study]
     return [
         Run(study, about["script"], env_id, arm, seed, f"{about['flags']} {flags}".strip().format(env_id=env_id))
-        for seed in seeds or about["seeds"]
+        for seed in dict.fromkeys(seeds or about["seeds"])
         for env_id in about["env_ids"]
         for arm, flags in about["arms"].items()
         if (not env_ids or env_id in env_ids) and (not arms or arm in arms)
@@ -230,7 +231,7 @@ def train(run: Run) -> list[dict]:
     with open(log_path, "a", encoding="utf-8") as log:
         try:
             fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the training inherits the lock
-        except OSError:
+        except BlockingIOError:
             raise RuntimeError("is being trained by another sweep")
         checkpoint = next(run.folder.glob("runs/*/checkpoint.pt"), None)
         state = {"flags": run.flags, "seconds": 0.0, "commits": []}
@@ -258,8 +259,8 @@ def train(run: Run) -> list[dict]:
 
 def train_on(run: Run, checkpoint: Path | None, state: dict, log):
     """Train to the end, from the checkpoint if there is one. `state` is brought up to date, and kept in sweep.json."""
-    if checkpoint:  # what came after it is done again, and its time not counted
-        state["seconds"] += checkpoint.stat().st_mtime - state["started"]
+    if checkpoint:  # what came after it is done again, its time not counted; 0 if the last start wrote none
+        state["seconds"] += max(0.0, checkpoint.stat().st_mtime - state["started"])
     else:
         shutil.rmtree(run.folder / "runs", ignore_errors=True)
     state["commits"] = list(dict.fromkeys([*state["commits"], commit(run.script)]))
@@ -313,6 +314,12 @@ def sweep(runs: list[Run], start, workers: int) -> list[Run]:
 
 def main(args: Args):
     studies = args.studies or [study for study in STUDIES if collected(study)]
+    for values, kind in ((args.env_id, "env_ids"), (args.arm, "arms")):
+        known = {value: None for study in studies or STUDIES for value in STUDIES[study][kind]}
+        if unknown := [value for value in values if value not in known]:
+            raise SystemExit(f"sweep.py: {unknown[0]} is none of {', '.join(known)}")
+    if args.workers < 0:
+        raise SystemExit(f"--workers {args.workers}: must be 0 or more")
     runs = [run for study in studies for run in planned(study, args.seeds, args.env_id, args.arm)]
     if not runs:
         raise SystemExit("sweep.py: no study that is named, or has a table, has this --env-id and --arm")
@@ -325,7 +332,7 @@ def main(args: Args):
     except ImportError:
         raise SystemExit("sweep.py: Ray is missing; pip install -r benchmark/requirements.txt")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    local = {} if args.address else dict(num_cpus=args.workers or os.cpu_count(), include_dashboard=False)
+    local = {} if args.address else dict(num_cpus=args.workers or None, include_dashboard=False)
     try:
         ray.init(address=args.address or "local", log_to_driver=False, logging_level="ERROR", **local)
     except ConnectionError as error:

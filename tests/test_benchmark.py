@@ -126,6 +126,24 @@ def test_dry_run(capsys):
     assert not sweep.RUNS.exists()
 
 
+@pytest.mark.parametrize(
+    "flags, line",
+    [
+        (dict(env_id=("Match-v0", "Other-v0")), "sweep.py: Other-v0 is none of Match-v0, Count-v0"),
+        (dict(arm=("thin",)), "sweep.py: thin is none of plain, wide"),
+        (dict(workers=-1), "--workers -1: must be 0 or more"),
+    ],
+)
+def test_a_value_that_selects_nothing_is_refused(flags, line):
+    with pytest.raises(SystemExit) as stopped:
+        sweep.main(sweep.Args(studies=("tiny",), **flags, dry_run=True))
+    assert stopped.value.code == line
+
+
+def test_a_seed_named_twice_is_one_run():
+    assert sweep.planned("tiny", seeds=[9, 9]) == sweep.planned("tiny", seeds=[9])
+
+
 def test_nothing_is_missing_from_the_published_tables_and_a_dry_run_needs_no_ray():
     code = "import runpy, sys; sys.modules['ray'] = None; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
     command = [sys.executable, "-c", code, str(ROOT / "benchmark/sweep.py"), "--dry-run"]
